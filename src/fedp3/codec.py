@@ -1,0 +1,239 @@
+"""Tasks and updates as bytes: raw values of the coordinates that travel, and masks the other side cannot derive.
+
+    magic, length of header | header (JSON, with the sha256 of the payload) | payload
+The payload is what `cost` counts: little-endian float32 values, then masks as bitmaps or index lists, whichever is
+shorter.  Everything else is framing.  Decoding checks sizes before it allocates, and never runs code.
+"""
+
+import hashlib
+import json
+import math
+import struct
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fedp3 import masks as M
+from fedp3.errors import CodecError
+from fedp3.masks import Kept
+from fedp3.prune import SELECTORS, masks_for
+from fedp3.types import ClientPlan, ClientUpdate, LayerMap, LayerPlan, Masks, Params, Pruning, Task
+
+MAGIC = b"fp3\x01"
+HEADER_LIMIT = 1 << 20
+
+
+# --------------------------------------------------------------------------- masks as bytes
+
+
+def mask_bytes(n: int, k: int) -> int:
+    """Length of a mask of k out of n: one bit each, or indices of the fewer kind where that is shorter."""
+    return min(math.ceil(n / 8), 4 * min(k, n - k))
+
+
+def pack_mask(mask: Tensor) -> bytes:
+    """A bool mask in `mask_bytes` bytes."""
+    flat = mask.flatten().numpy()
+    n, k = flat.size, int(flat.sum())
+    if mask_bytes(n, k) == math.ceil(n / 8):
+        return np.packbits(flat).tobytes()
+    return np.flatnonzero(flat if k <= n - k else ~flat).astype("<u4").tobytes()
+
+
+def unpack_mask(data: bytes, n: int, k: int) -> Tensor:
+    """The inverse of `pack_mask`; n and k come from the plan, never from the data."""
+    if len(data) != mask_bytes(n, k):
+        raise CodecError(f"a mask of {k} in {n} takes {mask_bytes(n, k)} bytes, got {len(data)}")
+    if len(data) == math.ceil(n / 8):
+        flat = np.unpackbits(np.frombuffer(data, np.uint8), count=n).astype(bool)
+    else:
+        at = np.frombuffer(data, "<u4")
+        if at.size and int(at.max()) >= n:
+            raise CodecError(f"a mask index is {int(at.max())}, beyond {n}")
+        flat = np.zeros(n, bool)
+        flat[at] = True
+        flat = flat if k <= n - k else ~flat
+    if int(flat.sum()) != k:
+        raise CodecError(f"a mask keeps {int(flat.sum())} of {n}, the plan says {k}")
+    return torch.from_numpy(flat)
+
+
+# --------------------------------------------------------------------------- frames
+
+
+def _frame(header: Mapping[str, Any], payload: bytes) -> bytes:
+    head = json.dumps({**header, "sha256": hashlib.sha256(payload).hexdigest()}, separators=(",", ":")).encode()
+    return MAGIC + struct.pack("<I", len(head)) + head + payload
+
+
+def _open_frame(data: bytes, kind: str) -> tuple[dict[str, Any], memoryview]:
+    if len(data) < 8 or data[:4] != MAGIC:
+        raise CodecError("these bytes are no fedp3 message")
+    (length,) = struct.unpack("<I", data[4:8])
+    if length > min(HEADER_LIMIT, len(data) - 8):
+        raise CodecError(f"header of {length} bytes in a message of {len(data)}")
+    try:
+        header = json.loads(data[8 : 8 + length])
+    except ValueError as error:
+        raise CodecError(f"the header is not JSON: {error}") from None
+    payload = memoryview(data)[8 + length :]
+    if not isinstance(header, dict) or header.get("kind") != kind:
+        raise CodecError(f"want a message of kind {kind!r}")
+    if header.get("sha256") != hashlib.sha256(payload).hexdigest():
+        raise CodecError("the payload does not match its checksum: truncated or changed on the way")
+    return header, payload
+
+
+def payload_size(data: bytes) -> int:
+    """Bytes of a message that are payload; the rest is framing."""
+    return len(data) - 8 - int(struct.unpack("<I", data[4:8])[0])
+
+
+class _Reader:
+    """Takes pieces off a payload, never past its end."""
+
+    def __init__(self, payload: memoryview) -> None:
+        self.rest = payload
+
+    def take(self, size: int) -> bytes:
+        if size > len(self.rest):
+            raise CodecError(f"the payload ends {size - len(self.rest)} bytes early")
+        piece, self.rest = bytes(self.rest[:size]), self.rest[size:]
+        return piece
+
+    def values(self, count: int) -> Tensor:
+        return torch.from_numpy(np.frombuffer(self.take(4 * count), "<f4").astype(np.float32))
+
+    def done(self) -> None:
+        if len(self.rest):
+            raise CodecError(f"{len(self.rest)} bytes too many in the payload")
+
+
+def _bytes_of(w: Tensor) -> bytes:
+    return w.contiguous().numpy().astype("<f4", copy=False).tobytes()
+
+
+# --------------------------------------------------------------------------- tasks
+
+
+def _sent(task: Task, layers: LayerMap, stale: str) -> Iterator[tuple[str, Kept]]:
+    for l, p in task.plan.layers.items():
+        if p.send != "none":
+            for n in layers.layers[l]:
+                yield n, M.sent(n, l, task.plan, task.masks, layers, stale)
+
+
+def _expected(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> Masks:
+    """Masks of the planned sizes, for a client to know how many bytes to read."""
+    zeros = {n: torch.zeros(shape) for n, shape in layers.shapes.items()}
+    return masks_for(plan, zeros, layers, pruning, 0, 0)
+
+
+def encode_task(task: Task, layers: LayerMap, pruning: Pruning) -> bytes:
+    """A task as a message."""
+    payload = [_bytes_of(M.take(task.weights[n], kept)) for n, kept in _sent(task, layers, pruning.stale)]
+    if not SELECTORS[pruning.selector].derivable:
+        payload += [pack_mask(m) for m in task.masks.weights.values()]
+        payload += [pack_mask(_line(at, layers.groups[g].units)) for g, at in task.masks.units.items()]
+    plan = {l: [p.send, p.keep, p.train, p.upload] for l, p in task.plan.layers.items()}
+    header = {"kind": "task", "t": task.t, "client": task.plan.client, "plan": plan, "task": task.kind}
+    return _frame({**header, "evaluate": task.evaluate, "state_from": task.state_from}, b"".join(payload))
+
+
+def _line(at: Tensor, n: int) -> Tensor:
+    line = torch.zeros(n, dtype=torch.bool)
+    line[at] = True
+    return line
+
+
+def decode_task(data: bytes, layers: LayerMap, pruning: Pruning, seed: int) -> Task:
+    """The inverse of `encode_task`; derivable masks are derived."""
+    header, payload = _open_frame(data, "task")
+    try:
+        plan = ClientPlan(int(header["client"]), {l: LayerPlan(*p) for l, p in header["plan"].items()})
+        t, kind, evaluate = int(header["t"]), header["task"], bool(header["evaluate"])
+        state_from = int(header["state_from"])
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise CodecError(f"the header of a task is wrong: {error!r}") from None
+    if set(plan.layers) != set(layers.layers) or kind not in ("train", "evaluate", "probe"):
+        raise CodecError("the task's plan does not fit this model")
+    derivable = SELECTORS[pruning.selector].derivable
+    zeros = {n: torch.zeros(shape) for n, shape in layers.shapes.items()}
+    masks = masks_for(plan, zeros, layers, pruning, t, seed) if derivable else _expected(plan, layers, pruning)
+    reader = _Reader(payload)
+    blank = Task(t, plan, {}, masks)
+    values = {n: reader.values(M.count(kept, layers.shapes[n])) for n, kept in _sent(blank, layers, pruning.stale)}
+    if not derivable:
+        masks = _read_masks(reader, masks, layers)
+    reader.done()
+    task = Task(t, plan, {}, masks, kind, evaluate, state_from)
+    weights = {n: _shaped(values[n], kept, layers.shapes[n]) for n, kept in _sent(task, layers, pruning.stale)}
+    return Task(t, plan, weights, masks, kind, evaluate, state_from)
+
+
+def _read_masks(reader: _Reader, expected: Masks, layers: LayerMap) -> Masks:
+    weights, units = {}, {}
+    for n, m in expected.weights.items():
+        size, k = m.numel(), int(m.sum())
+        weights[n] = unpack_mask(reader.take(mask_bytes(size, k)), size, k).view(m.shape)
+    for g, at in expected.units.items():
+        size, k = layers.groups[g].units, len(at)
+        units[g] = unpack_mask(reader.take(mask_bytes(size, k)), size, k).nonzero().flatten()
+    return Masks(units, weights)
+
+
+def _shaped(values: Tensor, kept: Kept, shape: tuple[int, ...]) -> Tensor:
+    if isinstance(kept, M.Block):
+        sizes = list(shape)
+        for side, at in enumerate((kept.rows, kept.cols)):
+            if at is not None:
+                sizes[side] = len(at)
+        values = values.view(sizes)
+    return M.put(values, kept, shape)
+
+
+# --------------------------------------------------------------------------- updates
+
+
+def _back(plan: ClientPlan, masks: Masks, layers: LayerMap, stale: str) -> Iterator[tuple[str, Kept]]:
+    for l in plan.uploaded:
+        for n in layers.layers[l]:
+            yield n, M.uploaded(n, l, plan, masks, layers, stale)
+
+
+def encode_update(update: ClientUpdate, task: Task, layers: LayerMap, stale: str) -> bytes:
+    """An update as a message; which coordinates travel follows from its task."""
+    back = _back(task.plan, task.masks, layers, stale) if task.kind == "train" else ()
+    payload = [_bytes_of(M.take(update.tensors[n], kept)) for n, kept in back]
+    payload += [_bytes_of(w) for w in update.extra.values()]
+    header = {
+        "kind": "update",
+        "t": update.t,
+        "client": update.client,
+        "examples": update.examples,
+        "metrics": dict(update.metrics),
+        "extra": {n: list(w.shape) for n, w in update.extra.items()},
+    }
+    return _frame(header, b"".join(payload))
+
+
+def decode_update(data: bytes, task: Task, layers: LayerMap, stale: str) -> ClientUpdate:
+    """The inverse of `encode_update`, for the task that was sent; values are checked by the gate."""
+    header, payload = _open_frame(data, "update")
+    reader = _Reader(payload)
+    tensors: dict[str, Tensor] = {}
+    if task.kind == "train":
+        for n, kept in _back(task.plan, task.masks, layers, stale):
+            tensors[n] = _shaped(reader.values(M.count(kept, layers.shapes[n])), kept, layers.shapes[n])
+    try:
+        shapes = {str(n): [int(d) for d in shape] for n, shape in header["extra"].items()}
+        extra: Params = {n: reader.values(math.prod(shape)).view(shape) for n, shape in shapes.items()}
+        metrics = {str(k): float(v) for k, v in header["metrics"].items()}
+        update = ClientUpdate(int(header["client"]), int(header["t"]), tensors, header["examples"], metrics, extra)
+    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise CodecError(f"the header of an update is wrong: {error!r}") from None
+    reader.done()
+    return update

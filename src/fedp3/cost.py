@@ -1,0 +1,225 @@
+"""What a plan costs, before anything is trained: parameters, FLOPs, memory, bytes.
+
+Bytes are exact: they equal the payload that `codec` writes.  Two conventions of counting parameters: `true`
+(everything that is trained) and `paper` (convolutions with bias, fully connected layers without), under which the
+paper's tables and its 10815.25 %, 57.93 % and 74.73 % come out.
+"""
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedp3.codec import mask_bytes
+from fedp3.lookup import pick
+from fedp3.prune import SELECTORS, kept_units, kept_weights
+from fedp3.types import ClientPlan, Group, Layer, LayerMap, LayerPlan, Pruning
+
+VALUE = 4  # bytes of a float32
+
+# --------------------------------------------------------------------------- parameters
+
+
+def _true(name: str, layers: LayerMap) -> bool:
+    return name not in layers.buffers
+
+
+def _paper(name: str, layers: LayerMap) -> bool:
+    weight = layers.shapes.get(name.removesuffix("bias") + "weight", ())
+    return name not in layers.buffers and not (name.endswith("bias") and len(weight) == 2)
+
+
+CONVENTIONS: Mapping[str, Callable[[str, LayerMap], bool]] = {"true": _true, "paper": _paper}
+
+
+def sizes(layers: LayerMap, convention: str = "true") -> dict[Layer, int]:
+    """Parameters of each layer."""
+    counts = pick(CONVENTIONS, convention, "convention")
+    return {
+        l: sum(math.prod(layers.shapes[n]) for n in names if counts(n, layers)) for l, names in layers.layers.items()
+    }
+
+
+def spread(values: Sequence[float]) -> float:
+    """How much larger the largest is than the smallest, in percent: the paper's "ratio" of costs."""
+    return 100 * (max(values) - min(values)) / min(values)
+
+
+def communication_by_layer(layers: LayerMap, convention: str = "paper") -> dict[Layer, int]:
+    """Parameters uploaded by a client that trains one hidden layer and the head."""
+    size = sizes(layers, convention)
+    return {l: size[l] + size[layers.head] for l in layers.hidden}
+
+
+def deployed_by_layer(layers: LayerMap, keep: float, convention: str = "paper") -> dict[Layer, float]:
+    """Parameters held by a client that trains one hidden layer and the head, the rest pruned to `keep`."""
+    size = sizes(layers, convention)
+    whole = {l: size[l] + size[layers.head] for l in layers.hidden}
+    return {l: w + keep * (sum(size.values()) - w) for l, w in whole.items()}
+
+
+def reductions(plans: Sequence[ClientPlan], layers: LayerMap, convention: str = "true") -> dict[str, float]:
+    """Communication saved against dense FedAvg, in percent, four ways: {layers, parameters} x {up, up+down}."""
+    out = {}
+    for unit, size in (("layers", dict.fromkeys(layers.layers, 1)), ("parameters", sizes(layers, convention))):
+        total = sum(size.values()) * len(plans)
+        up = sum(size[l] * _part_up(p) for plan in plans for l, p in plan.layers.items())
+        down = sum(size[l] * _part_down(p) for plan in plans for l, p in plan.layers.items())
+        out[f"{unit}_up"] = 100 * (1 - up / total)
+        out[f"{unit}_up_down"] = 100 * (1 - (up + down) / (2 * total))
+    return out
+
+
+def _part_up(p: LayerPlan) -> float:
+    return {"all": 1.0, "zeros": 1.0, "kept": p.keep, "none": 0.0}[p.upload]
+
+
+def _part_down(p: LayerPlan) -> float:
+    return {"dense": 1.0, "pruned": p.keep, "none": 0.0}[p.send]
+
+
+# --------------------------------------------------------------------------- bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Payload bytes of one client in one round; framing and evaluation are not in it."""
+
+    down: int
+    up: int
+    masks: int  # the part of `down` that is masks
+
+
+def traffic(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> Traffic:
+    """Bytes from the plan alone, equal to what `codec` writes."""
+    selector = pick(SELECTORS, pruning.selector, "selector")
+    units = unit_counts(plan, layers, pruning)
+    down = up = masks = 0
+    for l, p in plan.layers.items():
+        for n in layers.layers[l]:
+            numel = math.prod(layers.shapes[n])
+            kept = numel
+            if selector.weights is not None and _cut(p) and n in layers.prunable:
+                kept = kept_weights(p.keep, numel)
+                masks += 0 if selector.derivable else mask_bytes(numel, kept)
+            elif units:
+                kept = round(numel * _block_share(n, units, layers))
+            whole = numel if pruning.stale == "vote" else kept
+            down += VALUE * {"dense": whole, "pruned": kept, "none": 0}[p.send]
+            up += VALUE * {"all": whole, "kept": kept, "zeros": numel, "none": 0}[p.upload]
+    if not selector.derivable:
+        masks += sum(mask_bytes(layers.groups[g].units, k) for g, k in units.items())
+    return Traffic(down + masks, up, masks)
+
+
+def _cut(p: LayerPlan) -> bool:
+    return p.send == "pruned" and p.keep < 1
+
+
+def unit_counts(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> dict[Group, int]:
+    """How many units a structured selector leaves in each group it cuts."""
+    if pick(SELECTORS, pruning.selector, "selector").units is None:
+        return {}
+    owned = {g: (u, plan.layers[u.layer]) for g, u in layers.groups.items() if not u.fixed}
+    return {g: kept_units(p.keep, u.units, u.granule) for g, (u, p) in owned.items() if _cut(p)}
+
+
+def _block_share(name: str, units: Mapping[Group, int], layers: LayerMap) -> float:
+    """The share of a tensor that these unit counts leave."""
+    share = 1.0
+    for axis in layers.axes.get(name, ()):
+        if axis is not None and axis.group in units:
+            share *= units[axis.group] / layers.groups[axis.group].units
+    return share
+
+
+def held_parameters(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> int:
+    """Parameters of the model a client holds that are not pruned away."""
+    structured = pick(SELECTORS, pruning.selector, "selector").units is not None
+    units = unit_counts(plan, layers, pruning)
+    total = 0
+    for l, p in plan.layers.items():
+        for n in layers.layers[l]:
+            numel = math.prod(layers.shapes[n])
+            if n not in layers.buffers:
+                pruned = not structured and _cut(p) and n in layers.prunable
+                total += kept_weights(p.keep, numel) if pruned else round(numel * _block_share(n, units, layers))
+    return total
+
+
+# --------------------------------------------------------------------------- work and memory
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one net costs to run, measured once without data (on torch's meta device)."""
+
+    forward: Mapping[str, int]  # weight tensor -> FLOPs of one example's forward pass
+    net: nn.Module  # on the meta device
+    shape: tuple[int, ...]
+
+
+def measure(net: nn.Module, shape: tuple[int, ...]) -> Work:
+    """Count a forward pass of one example, module by module."""
+    meta = copy.deepcopy(net).to("meta").eval()
+    counter = FlopCounterMode(display=False)
+    with counter, torch.no_grad():
+        meta(torch.empty(1, *shape, device="meta"))
+    by_module = {path.partition(".")[2]: sum(ops.values()) for path, ops in counter.get_flop_counts().items()}
+    weights = [n for n, w in meta.named_parameters() if w.dim() >= 2]
+    return Work({n: int(by_module.get(n.rpartition(".")[0], 0)) for n in weights}, meta, shape)
+
+
+def flops(work: Work, plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> int:
+    """FLOPs of one example's forward and backward pass at this client.
+
+    Each weight costs its forward pass, once more for its own gradient if it trains, and once more to pass the
+    gradient on if anything below it trains.  Units that are cut cost nothing; single weights that are pruned
+    cost as much as before.
+    """
+    units = unit_counts(plan, layers, pruning)
+    total, below = 0.0, False
+    for l in layers.layers:
+        train = plan.layers[l].train
+        for n in layers.layers[l]:
+            if n in work.forward:
+                total += work.forward[n] * _block_share(n, units, layers) * (1 + train + below)
+        below = below or train
+    return round(total)
+
+
+def peak_bytes(work: Work, plan: ClientPlan, layers: LayerMap, batch: int, momentum: bool) -> int:
+    """Memory of a training step: weights, gradients, momentum, and the activations kept for the backward pass."""
+    train = {n for l, p in plan.layers.items() if p.train for n in layers.layers[l]} - layers.buffers
+    held = sum(math.prod(s) for s in layers.shapes.values())
+    trained = sum(math.prod(layers.shapes[n]) for n in train)
+    return VALUE * (held + trained * (2 if momentum else 1)) + _activations(work, frozenset(train), batch)
+
+
+def _activations(work: Work, train: frozenset[str], batch: int) -> int:
+    """Bytes autograd saves in one training forward pass, parameters not counted."""
+    parameters = dict(work.net.named_parameters())
+    own = {w.untyped_storage()._cdata for w in parameters.values()}
+    saved: dict[int, int] = {}
+    alive: list[Tensor] = []  # a storage's identity is only its own while it lives
+
+    def keep(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage.nbytes()
+            alive.append(t)
+        return t
+
+    for n, w in parameters.items():
+        w.requires_grad_(n in train)
+    work.net.train()
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
+        logits = work.net(torch.empty(batch, *work.shape, device="meta"))
+        F.cross_entropy(logits, torch.empty(batch, dtype=torch.int64, device="meta"))
+    work.net.eval()
+    return sum(saved.values())

@@ -1,0 +1,1 @@
+"""Engines carry messages between server and clients; everything that decides is in the core."""

@@ -1,0 +1,40 @@
+"""What can go wrong, as a small tree.
+
+FedP3Error
+├── InputError       the user can mend it: said before any training, exit code 2
+│   ├── ConfigError  a config file or an override
+│   ├── DataError    a data set that is missing, broken or cannot be downloaded
+│   └── PlanError    a plan that cannot train the model
+├── RunError         a run that began and could not go on, exit code 1
+└── CodecError       bytes from another machine or a file that are not what they claim to be
+
+Every text says what was got, what was wanted, where, and what to do.
+"""
+
+
+class FedP3Error(Exception):
+    """Base of all errors this package raises on purpose."""
+
+
+class InputError(FedP3Error):
+    """Wrong input, found before training."""
+
+
+class ConfigError(InputError):
+    """A config that cannot be run."""
+
+
+class DataError(InputError):
+    """A data set that cannot be had or read."""
+
+
+class PlanError(InputError):
+    """A plan that leaves a layer to nobody or cannot be carried out."""
+
+
+class RunError(FedP3Error):
+    """A run that cannot go on."""
+
+
+class CodecError(FedP3Error):
+    """Bytes that do not decode to what the plan allows."""

@@ -1,0 +1,123 @@
+"""What a reply must satisfy to be aggregated.  Every refusal has a reason, and the round goes on without it.
+
+A refused reply leaves no trace: the aggregate is bit-equal to that of a round in which the client was not asked.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedp3.types import ClientUpdate, Contribution, Failure, LayerMap, Reply, Task
+
+EXTRA_LIMIT = 1 << 20  # bytes of a method's own tensors per update
+METRIC_LIMIT = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The replies of one round, sorted into what counts and what does not."""
+
+    accepted: tuple[Contribution, ...]  # in client order
+    rejected: Mapping[int, str]  # client -> reason
+    late: tuple[int, ...]
+
+
+def judge(
+    replies: Iterable[Reply],
+    tasks: Sequence[Task],
+    layers: LayerMap,
+    examples: Mapping[int, int],
+    extras: frozenset[str] = frozenset(),
+) -> Verdict:
+    """Sort replies; `examples` is how many training samples each client registered, `extras` what a method expects."""
+    asked = {task.plan.client: task for task in tasks}
+    accepted: dict[int, Contribution] = {}
+    rejected: dict[int, str] = {}
+    late = []
+    for reply in replies:
+        i = reply.client
+        if isinstance(reply, Failure):
+            if reply.late:
+                late.append(i)
+            else:
+                rejected.setdefault(i, reply.reason)
+        elif i not in asked:
+            rejected.setdefault(i, "was not asked this round")
+        elif i in accepted:
+            rejected.setdefault(i, "answered twice; the first answer counts")
+        elif reason := flaw(reply, asked[i], layers, examples.get(i, 0), extras):
+            rejected.setdefault(i, reason)
+        else:
+            accepted[i] = Contribution(reply, asked[i].plan, asked[i].masks)
+    return Verdict(tuple(accepted[i] for i in sorted(accepted)), rejected, tuple(sorted(late)))
+
+
+def flaw(update: ClientUpdate, task: Task, layers: LayerMap, examples: int, extras: frozenset[str]) -> str:
+    """The first reason not to use this update; empty if there is none."""
+    return (
+        _stale(update, task)
+        or _wrong_count(update.examples, examples)
+        or _wrong_names(update, task, layers)
+        or _wrong_tensors(update, layers)
+        or _wrong_extra(update, extras)
+        or _wrong_metrics(update)
+    )
+
+
+def _stale(update: ClientUpdate, task: Task) -> str:
+    return "" if update.t == task.t else f"stale: answers round {update.t!r} in round {task.t}"
+
+
+def _wrong_count(got: object, registered: int) -> str:
+    if not isinstance(got, int) or isinstance(got, bool) or not 1 <= got <= registered:
+        return f"claims {got!r} examples, registered {registered}"
+    return ""
+
+
+def _wrong_names(update: ClientUpdate, task: Task, layers: LayerMap) -> str:
+    want = {n for l in task.plan.uploaded for n in layers.layers[l]}
+    got = set(update.tensors)
+    unknown = sorted(got - set(layers.shapes))
+    unplanned, missing = sorted(got - want), sorted(want - got)
+    if unknown:
+        return f"unknown tensor {_short(unknown)}"
+    if unplanned:
+        return f"tensor {_short(unplanned)} is not in its plan"
+    return f"tensor {_short(missing)} is missing" if missing else ""
+
+
+def _short(names: Sequence[str]) -> str:
+    return repr(str(names[0])[:80]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+
+
+def _wrong_tensors(update: ClientUpdate, layers: LayerMap) -> str:
+    for n, w in update.tensors.items():
+        if not isinstance(w, Tensor) or w.dtype != torch.float32:
+            return f"tensor {n!r} has type {getattr(w, 'dtype', type(w).__name__)}, want float32"
+        if tuple(w.shape) != layers.shapes[n]:
+            return f"tensor {n!r} has shape {tuple(w.shape)}, want {layers.shapes[n]}"
+        # The sum of finite numbers is finite unless it overflows: look closer only then.
+        if not math.isfinite(float(w.sum())) and not bool(torch.isfinite(w).all()):
+            return f"tensor {n!r} holds NaN or infinity"
+    return ""
+
+
+def _wrong_extra(update: ClientUpdate, extras: frozenset[str]) -> str:
+    unknown = sorted(set(update.extra) - extras)
+    if unknown:
+        return f"unknown extra {_short(unknown)}"
+    size = sum(w.numel() * w.element_size() for w in update.extra.values())
+    if size > EXTRA_LIMIT:
+        return f"extra of {size} bytes, at most {EXTRA_LIMIT} are taken"
+    bad = [n for n, w in update.extra.items() if not bool(torch.isfinite(w).all())]
+    return f"extra {_short(bad)} holds NaN or infinity" if bad else ""
+
+
+def _wrong_metrics(update: ClientUpdate) -> str:
+    if len(update.metrics) > METRIC_LIMIT:
+        return f"{len(update.metrics)} metrics, at most {METRIC_LIMIT} are taken"
+    bad = [k for k, v in update.metrics.items() if not isinstance(v, int | float)]
+    return f"metric {_short(bad)} is not a number" if bad else ""

@@ -1,0 +1,273 @@
+"""Pruning: what the server sends (P_i), what a client trains under at each step (Q_i), and the dispatch.
+
+P_i ⊙ W^l keeps a share r of a layer outside L_i (Alg. 1, l. 6).  Unstructured selectors keep floor(r d) weights
+of each tensor and never touch biases or normalisation; structured ones keep ceil(r u) of the u output units of
+a layer, with everything those units own and the columns of later layers they feed.
+q_{i,k} ⊙ P_i ⊙ W^l is what step k trains (Alg. 2, l. 3); q is relative to what P_i kept.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fedp3 import masks as M
+from fedp3.errors import PlanError
+from fedp3.lookup import pick
+from fedp3.rng import Use, stream
+from fedp3.types import ClientPlan, Layer, LayerMap, Masks, Params, Pruning
+
+# --------------------------------------------------------------------------- P: selectors
+
+
+def kept_weights(keep: float, n: int) -> int:
+    """How many of n weights an unstructured selector keeps."""
+    return max(1, math.floor(keep * n + 1e-9))
+
+
+def kept_units(keep: float, units: int, granule: int = 1) -> int:
+    """How many of these units a structured selector keeps, in whole granules."""
+    return granule * max(1, math.ceil(keep * (units // granule) - 1e-9))
+
+
+def magnitude(w: Tensor, k: int, rng: torch.Generator | None) -> Tensor:
+    """The k largest |w| of the tensor; among equals the first."""
+    size = w.abs().flatten()
+    threshold = size.kthvalue(size.numel() - k + 1).values
+    mask = size > threshold
+    ties = (size == threshold).nonzero().flatten()
+    mask[ties[: k - int(mask.sum())]] = True
+    return mask.view_as(w)
+
+
+def random_weights(w: Tensor, k: int, rng: torch.Generator | None) -> Tensor:
+    """Any k coordinates: the biased sketch of Definition 1."""
+    mask = torch.zeros(w.numel(), dtype=torch.bool)
+    mask[torch.randperm(w.numel(), generator=rng)[:k]] = True
+    return mask.view_as(w)
+
+
+def neuron(norms: Tensor, k: int, t: int, rng: torch.Generator | None) -> Tensor:
+    """Any k units."""
+    return torch.randperm(len(norms), generator=rng)[:k].sort().values
+
+
+def neuron_norm(norms: Tensor, k: int, t: int, rng: torch.Generator | None) -> Tensor:
+    """The k units with the largest incoming weights; among equals the first."""
+    return norms.argsort(descending=True, stable=True)[:k].sort().values
+
+
+def ordered(norms: Tensor, k: int, t: int, rng: torch.Generator | None) -> Tensor:
+    """The leading k units."""
+    return torch.arange(k)
+
+
+def rolling(norms: Tensor, k: int, t: int, rng: torch.Generator | None) -> Tensor:
+    """A window of k units that moves on by one each round."""
+    return ((t + torch.arange(k)) % len(norms)).sort().values
+
+
+SelectWeights = Callable[[Tensor, int, torch.Generator | None], Tensor]  # (w, k, rng) -> bool mask
+SelectUnits = Callable[[Tensor, int, int, torch.Generator | None], Tensor]  # (norms, k, t, rng) -> indices
+
+
+@dataclass(frozen=True, slots=True)
+class Selector:
+    """A way to choose what P_i keeps: of weights or of units."""
+
+    weights: SelectWeights | None = None
+    units: SelectUnits | None = None
+    draws: bool = False  # differs between clients of the same keep
+    derivable: bool = True  # the client can compute the mask itself, so it costs no bytes
+
+
+SELECTORS: Mapping[str, Selector] = {
+    "magnitude": Selector(weights=magnitude, derivable=False),
+    "random": Selector(weights=random_weights, draws=True),
+    "neuron": Selector(units=neuron, draws=True),
+    "neuron_norm": Selector(units=neuron_norm, derivable=False),
+    "ordered": Selector(units=ordered),
+    "rolling": Selector(units=rolling),
+}
+
+
+def masks_for(
+    plan: ClientPlan,
+    W: Params,
+    layers: LayerMap,
+    pruning: Pruning,
+    t: int,
+    seed: int,
+    memo: dict[tuple[str, float], Tensor] | None = None,
+) -> Masks:
+    """P_i of one client in round t; `memo` holds this round's masks where clients share them.
+
+    Where the selector is derivable only the shapes of W matter, so that a client can call this itself.
+    """
+    s = pick(SELECTORS, pruning.selector, "selector")
+    rng = stream(seed, Use.GLOBAL_PRUNE, t, plan.client) if s.draws else None
+    if s.units is not None:
+        return Masks(units=_unit_masks(s.units, plan, W, layers, t, rng))
+    assert s.weights is not None
+    chosen: dict[tuple[str, float], Tensor] = {} if memo is None or s.draws else memo
+    cut = [(n, plan.layers[l].keep) for l in _cut_layers(plan) for n in layers.layers[l] if n in layers.prunable]
+    for n, r in cut:
+        if (n, r) not in chosen:
+            chosen[n, r] = s.weights(W[n], kept_weights(r, W[n].numel()), rng)
+    return Masks(weights={n: chosen[n, r] for n, r in cut})
+
+
+def _cut_layers(plan: ClientPlan) -> list[Layer]:
+    return [l for l, p in plan.layers.items() if p.send == "pruned" and p.keep < 1]
+
+
+def _unit_masks(
+    choose: SelectUnits, plan: ClientPlan, W: Params, layers: LayerMap, t: int, rng: torch.Generator | None
+) -> dict[str, Tensor]:
+    units = {}
+    cut = set(_cut_layers(plan))
+    for g, u in layers.groups.items():
+        if u.layer in cut and not u.fixed:
+            k = kept_units(plan.layers[u.layer].keep, u.units, u.granule) // u.granule
+            norms = W[f"{g}.weight"].reshape(u.units // u.granule, -1).norm(dim=1)
+            at = choose(norms, k, t, rng)
+            units[g] = (at[:, None] * u.granule + torch.arange(u.granule)).flatten()
+    return units
+
+
+# --------------------------------------------------------------------------- dispatch
+
+
+def dispatch(
+    W: Params, plans: Sequence[ClientPlan], layers: LayerMap, pruning: Pruning, t: int, seed: int
+) -> list[tuple[Params, Masks]]:
+    """What each client is sent: W_t^l for l in L_i, P_i ⊙ W_t^l elsewhere (Alg. 1, ll. 5-6).
+
+    Clients with equal masks share the pruned tensors, so a fleet costs no more memory than its variety.
+    """
+    memo: dict[tuple[str, float], Tensor] = {}
+    pruned: dict[tuple[str, int], Tensor] = {}  # (tensor, identity of its mask) -> P ⊙ W; `memo` keeps masks alive
+    out: list[tuple[Params, Masks]] = []
+    for plan in plans:
+        masks = masks_for(plan, W, layers, pruning, t, seed, memo)
+        weights = {}
+        for l, p in plan.layers.items():
+            for n in layers.layers[l] if p.send != "none" else ():
+                kept = M.sent(n, l, plan, masks, layers, pruning.stale)
+                at = (n, id(kept))
+                if not memo or kept is None:
+                    weights[n] = M.zero_pruned(W[n], kept)
+                else:
+                    weights[n] = pruned[at] = pruned[at] if at in pruned else M.zero_pruned(W[n], kept)
+        out.append((weights, masks))
+    return out
+
+
+# --------------------------------------------------------------------------- Q: one draw per local step
+
+
+@dataclass(frozen=True, slots=True)
+class StepMasks:
+    """What is active at one local step, for the tensors where it is not everything."""
+
+    active: Mapping[str, Tensor]  # tensor -> bool
+
+
+def draw_q(pruning: Pruning, rng: torch.Generator) -> float:
+    """q_{i,k}: a constant, one of a grid, or U[q_min, 1] (Alg. 2, l. 2)."""
+    if isinstance(pruning.q, float | int):
+        return float(pruning.q)
+    u = float(torch.rand((), generator=rng))
+    if pruning.q:
+        return float(pruning.q[int(u * len(pruning.q))])
+    return pruning.q_min + (1 - pruning.q_min) * u
+
+
+def fixed(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> StepMasks:
+    """No local pruning."""
+    return StepMasks({})
+
+
+def uniform(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> StepMasks:
+    """Each weight outside L_i with probability q; the operators of the paper are not rescaled by 1/q."""
+    return StepMasks(
+        {
+            n: torch.rand(layers.shapes[n], generator=rng) < q
+            for l in pruned_layers(plan)
+            for n in layers.layers[l]
+            if n in layers.prunable
+        }
+    )
+
+
+def ordered_dropout(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> StepMasks:
+    """The leading ceil(q u) of the units outside L_i and of the inputs of their layers, by channel after a flatten.
+
+    A q x q block keeps q^2 of a layer where `uniform` keeps q: see `ordered_matched`.
+    """
+    pruned = set(pruned_layers(plan))
+    lead = {g: _leading(q, g, masks, layers) for g, u in layers.groups.items() if not u.fixed}
+    cut = {g: at for g, at in lead.items() if layers.groups[g].layer in pruned}
+    blocks = {n: M.block(n, lead if l in pruned else cut, layers) for l, names in layers.layers.items() for n in names}
+    return StepMasks({n: M.as_bool(b, layers.shapes[n]) for n, b in blocks.items() if b is not None})
+
+
+def ordered_matched(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> StepMasks:
+    """Ordered dropout with blocks of side sqrt(q), so that its density is that of `uniform`."""
+    return ordered_dropout(math.sqrt(q), plan, masks, layers, rng)
+
+
+def _leading(q: float, g: str, masks: Masks, layers: LayerMap) -> Tensor:
+    u = layers.groups[g]
+    at = masks.units.get(g)
+    at = torch.arange(u.units) if at is None else at
+    return at[: kept_units(q, len(at), u.granule)]
+
+
+LocalPruner = Callable[[float, ClientPlan, Masks, LayerMap, torch.Generator], StepMasks]
+LOCAL_PRUNERS: Mapping[str, LocalPruner] = {
+    "fixed": fixed,
+    "uniform": uniform,
+    "ordered_dropout": ordered_dropout,
+    "ordered_matched": ordered_matched,
+}
+
+
+def pruned_layers(plan: ClientPlan) -> tuple[Layer, ...]:
+    """The layers outside L_i, which P_i and Q_i act on."""
+    return tuple(l for l, p in plan.layers.items() if p.send == "pruned")
+
+
+# --------------------------------------------------------------------------- checks before training
+
+
+def check_pruning(pruning: Pruning, layers: LayerMap, plans: Sequence[ClientPlan]) -> None:
+    """Refuse what cannot be carried out, and coordinates that nobody can ever train."""
+    s = pick(SELECTORS, pruning.selector, "selector")
+    pick(LOCAL_PRUNERS, pruning.local, "local pruning")
+    structured = s.units is not None or pruning.local.startswith("ordered")
+    if structured and layers.note and any(pruned_layers(p) for p in plans):
+        raise PlanError(f"pruning by units needs to follow them through the net, but {layers.note}")
+    if pruning.selector == "ordered":
+        _check_ordered(pruning, layers, plans)
+
+
+def _check_ordered(pruning: Pruning, layers: LayerMap, plans: Sequence[ClientPlan]) -> None:
+    """`ordered` never moves, so what no client's leading units reach stays untrained for ever."""
+    zeros = {n: torch.zeros(shape) for n, shape in layers.shapes.items()}
+    reached: dict[str, Tensor] = {}
+    for plan in {tuple(p.layers.items()): p for p in plans}.values():  # equal plans have equal masks
+        masks = masks_for(plan, zeros, layers, pruning, 0, 0)
+        for l in plan.uploaded:
+            for n in layers.layers[l]:
+                mask = M.as_bool(M.active(n, masks, layers), layers.shapes[n])
+                reached[n] = reached[n] | mask if n in reached else mask
+    dark = {n: 1 - float(m.float().mean()) for n, m in reached.items() if not bool(m.all())}
+    if dark:
+        worst = max(dark, key=lambda n: dark[n])
+        raise PlanError(
+            f"the ordered selector never moves, so {dark[worst]:.0%} of {worst} (and parts of {len(dark) - 1} other "
+            "tensors) would be trained by no client; use 'rolling' or 'neuron', or give some clients keep = 1"
+        )
