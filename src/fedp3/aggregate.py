@@ -54,8 +54,8 @@ class Aggregation:
 class Vote:
     """One layer's aggregation, as a rule sees it."""
 
-    names: tuple[str, ...]  # the tensors of the layer
-    who: Sequence[Contribution]  # its senders, in client order
+    who: Sequence[Contribution]  # the layer's senders, in client order
+    sent: Mapping[str, Sequence[tuple[Tensor, Kept]]]  # tensor -> what each of them uploaded of it
     W: Params  # W_t
     how: Aggregation
     memory: Memory
@@ -77,9 +77,10 @@ def weighted(v: Vote) -> list[float]:
 
 
 def distance(v: Vote) -> list[float]:
-    """The known attentive aggregation: softmax(-||W_i^l - W_t^l|| / tau)."""
-    square = [[float((c.update.tensors[n] - v.W[n]).square().sum()) for n in v.names] for c in v.who]
-    far = torch.tensor([math.sqrt(math.fsum(s)) for s in square], dtype=torch.float64)
+    """The known attentive aggregation: softmax(-||W_i^l - W_t^l|| / tau), over the coordinates i uploaded."""
+    moved = [[M.take(w.double() - v.W[n], kept) for w, kept in sent] for n, sent in v.sent.items()]
+    norms = [[float(torch.linalg.vector_norm(d)) for d in of_tensor] for of_tensor in moved]
+    far = torch.tensor([math.hypot(*of_client) for of_client in zip(*norms, strict=True)], dtype=torch.float64)
     return _softmax(-far / v.how.tau)
 
 
@@ -89,7 +90,8 @@ def attention(v: Vote) -> list[float]:
 
 
 def _softmax(s: Tensor) -> list[float]:
-    shares: list[float] = torch.softmax(s, 0).tolist()
+    # No share underflows: a coordinate that only a far client sent is still that client's.
+    shares: list[float] = torch.softmax((s - s.max()).clamp(min=-600), 0).tolist()
     return shares
 
 
@@ -110,15 +112,14 @@ LEARNS = frozenset({"attention"})  # rules that need a memory of the last round
 def masked_mean(old: Tensor, sent: Sequence[tuple[Tensor, Kept]], a: Sequence[float]) -> Tensor:
     """sum_i a_i w_i / sum_i a_i per coordinate, over those who sent it; where nobody did, `old`.
 
-    Sums run in the order given, in double precision: equal uploads come back bit-equal.
+    Sums run in the order given, in double precision and undivided: whole weights then add up without rounding,
+    so their scale leaves no trace, and equal uploads come back bit-equal.
     """
-    if all(kept is None for _, kept in sent):
-        total = math.fsum(a)
-        mean = torch.zeros(old.shape, dtype=torch.float64)
-        for (w, _), a_i in zip(sent, a, strict=True):
-            mean.add_(w, alpha=a_i / total)
-        return mean.to(old.dtype)
     num = torch.zeros(old.shape, dtype=torch.float64)
+    if all(kept is None for _, kept in sent):
+        for (w, _), a_i in zip(sent, a, strict=True):
+            num.add_(w, alpha=a_i)
+        return num.div_(math.fsum(a)).to(old.dtype)
     den = torch.zeros(old.shape, dtype=torch.float64)
     for (w, kept), a_i in zip(sent, a, strict=True):
         values = M.take(w, kept).to(torch.float64) * a_i
@@ -140,12 +141,15 @@ def aggregate(
         memory = _learn(W, senders, layers, stale, how, memory, seed)
     new, shares = dict(W), {}
     for l, cs in senders.items():
-        a = rule(Vote(layers.layers[l], cs, W, how, memory))
+        sent = {
+            n: [(c.update.tensors[n], M.uploaded(n, l, c.plan, c.masks, layers, stale)) for c in cs]
+            for n in layers.layers[l]
+        }
+        a = rule(Vote(cs, sent, W, how, memory))
         _check(a, l, cs)
         shares[l] = {c.client: a_i / math.fsum(a) for c, a_i in zip(cs, a, strict=True)}
         for n in layers.layers[l]:
-            sent = [(c.update.tensors[n], M.uploaded(n, l, c.plan, c.masks, layers, stale)) for c in cs]
-            new[n] = masked_mean(W[n], sent, a)
+            new[n] = masked_mean(W[n], sent[n], a)
     if learns:
         sketches = {
             l: {c.client: _sketch(new, c, l, layers, stale, how, seed) for c in cs} for l, cs in senders.items()

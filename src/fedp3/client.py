@@ -86,9 +86,13 @@ def _start(recipe: Recipe, task: Task, state: ClientState | None) -> Params:
 
 
 def _load(tensors: Mapping[str, Tensor], W: Params) -> None:
+    """Fill the workbench; what never travels (BatchNorm's counter) begins at zero, so no client sees another's."""
     with torch.no_grad():
-        for n, w in W.items():
-            tensors[n].copy_(w)
+        for n, w in tensors.items():
+            if n in W:
+                w.copy_(W[n])
+            elif n.endswith("num_batches_tracked"):
+                w.zero_()
 
 
 def _upload(recipe: Recipe, task: Task, tensors: Mapping[str, Tensor]) -> Params:
@@ -126,7 +130,7 @@ def _train(recipe: Recipe, shard: Shard, task: Task, tensors: dict[str, Tensor])
     local_prune = pick(LOCAL_PRUNERS, pruning.local, "local pruning")
     draw = stream(recipe.seed, Use.LOCAL_PRUNE, *at)
     augment = stream(recipe.seed, Use.AUGMENT, *at) if local.augment else None
-    lr = local.lr * pick(SCHEDULES, local.schedule, "schedule")(task.t / max(1, local.rounds))
+    lr = local.lr * pick(SCHEDULES, local.schedule, "schedule")(_passed(task.t, local.rounds))
     velocity: dict[str, Tensor] = {}
     losses, density = [], []
     for rows in batches(len(shard.train), local, stream(recipe.seed, Use.BATCHES, *at)):
@@ -139,7 +143,13 @@ def _train(recipe: Recipe, shard: Shard, task: Task, tensors: dict[str, Tensor])
         _sgd({n: tensors[n] for n in trained}, grads, velocity, active, local, lr)
         losses.append(loss)
         density.append(_density(step, task, recipe.layers))
-    return {"loss": math.fsum(losses) / max(1, len(losses)), "density": math.fsum(density) / max(1, len(density))}
+    K = len(losses)
+    return {"loss": math.fsum(losses) / K, "density": math.fsum(density) / K} if K else {}
+
+
+def _passed(t: int, rounds: int) -> float:
+    """The share of the run that has passed; a probe after the last round still learns as the last round did."""
+    return min(t, max(rounds, 1) - 1) / max(rounds, 1)
 
 
 def _prepare(recipe: Recipe, task: Task) -> list[str]:
@@ -150,9 +160,9 @@ def _prepare(recipe: Recipe, task: Task) -> list[str]:
     train = {n for l, p in task.plan.layers.items() if p.train for n in recipe.layers.layers[l]}
     recipe.net.train()
     for path, module in recipe.net.named_modules():
-        own = [f"{path}.{n}" for n, _ in module.named_buffers(recurse=False)]
+        own = [f"{path}.{n}" if path else n for n, _ in module.named_buffers(recurse=False)]
         if any(n in recipe.layers.buffers and n not in train for n in own):
-            module.eval()
+            module.training = False  # not eval(): its children may train
     names = []
     for n, p in recipe.net.named_parameters():
         p.requires_grad_(n in train)

@@ -10,7 +10,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
@@ -18,12 +18,26 @@ from torch import Tensor
 
 from fedp3 import masks as M
 from fedp3.errors import CodecError
+from fedp3.gate import EXTRA_LIMIT
 from fedp3.masks import Kept
 from fedp3.prune import SELECTORS, masks_for
-from fedp3.types import ClientPlan, ClientUpdate, LayerMap, LayerPlan, Masks, Params, Pruning, Task
+from fedp3.types import (
+    ClientPlan,
+    ClientUpdate,
+    Kind,
+    LayerMap,
+    LayerPlan,
+    Masks,
+    Params,
+    Pruning,
+    Send,
+    Task,
+    Upload,
+)
 
 MAGIC = b"fp3\x01"
 HEADER_LIMIT = 1 << 20
+WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)  # what a false header leads to
 
 
 # --------------------------------------------------------------------------- masks as bytes
@@ -69,17 +83,20 @@ def _frame(header: Mapping[str, Any], payload: bytes) -> bytes:
     return MAGIC + struct.pack("<I", len(head)) + head + payload
 
 
-def _open_frame(data: bytes, kind: str) -> tuple[dict[str, Any], memoryview]:
+def _open_frame(data: bytes, kind: str, most: int) -> tuple[dict[str, Any], memoryview]:
+    """Header and payload of a message of this kind, with a payload of at most so many bytes."""
     if len(data) < 8 or data[:4] != MAGIC:
         raise CodecError("these bytes are no fedp3 message")
     (length,) = struct.unpack("<I", data[4:8])
     if length > min(HEADER_LIMIT, len(data) - 8):
         raise CodecError(f"header of {length} bytes in a message of {len(data)}")
+    payload = memoryview(data)[8 + length :]
+    if len(payload) > most:
+        raise CodecError(f"a payload of {len(payload)} bytes, at most {most} can be meant")
     try:
         header = json.loads(data[8 : 8 + length])
-    except ValueError as error:
-        raise CodecError(f"the header is not JSON: {error}") from None
-    payload = memoryview(data)[8 + length :]
+    except (ValueError, RecursionError) as error:
+        raise CodecError(f"the header is not JSON: {str(error)[:120]}") from None
     if not isinstance(header, dict) or header.get("kind") != kind:
         raise CodecError(f"want a message of kind {kind!r}")
     if header.get("sha256") != hashlib.sha256(payload).hexdigest():
@@ -151,14 +168,14 @@ def _line(at: Tensor, n: int) -> Tensor:
 
 def decode_task(data: bytes, layers: LayerMap, pruning: Pruning, seed: int) -> Task:
     """The inverse of `encode_task`; derivable masks are derived."""
-    header, payload = _open_frame(data, "task")
+    header, payload = _open_frame(data, "task", _most(layers))
     try:
-        plan = ClientPlan(int(header["client"]), {l: LayerPlan(*p) for l, p in header["plan"].items()})
-        t, kind, evaluate = int(header["t"]), header["task"], bool(header["evaluate"])
-        state_from = int(header["state_from"])
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise CodecError(f"the header of a task is wrong: {error!r}") from None
-    if set(plan.layers) != set(layers.layers) or kind not in ("train", "evaluate", "probe"):
+        plan = ClientPlan(_whole(header["client"]), {l: _layer_plan(*p) for l, p in header["plan"].items()})
+        t, kind, evaluate = _whole(header["t"]), header["task"], header["evaluate"]
+        state_from = _whole(header["state_from"], -1)
+    except WRONG as error:
+        raise CodecError(f"the header of a task is wrong: {_told(error)}") from None
+    if set(plan.layers) != set(layers.layers) or kind not in get_args(Kind) or not isinstance(evaluate, bool):
         raise CodecError("the task's plan does not fit this model")
     derivable = SELECTORS[pruning.selector].derivable
     zeros = {n: torch.zeros(shape) for n, shape in layers.shapes.items()}
@@ -172,6 +189,30 @@ def decode_task(data: bytes, layers: LayerMap, pruning: Pruning, seed: int) -> T
     task = Task(t, plan, {}, masks, kind, evaluate, state_from)
     weights = {n: _shaped(values[n], kept, layers.shapes[n]) for n, kept in _sent(task, layers, pruning.stale)}
     return Task(t, plan, weights, masks, kind, evaluate, state_from)
+
+
+def _most(layers: LayerMap) -> int:
+    """Bytes of the largest task: everything dense, and a bit of mask for each weight and unit."""
+    bits = [u.units for u in layers.groups.values()] + [math.prod(s) for s in layers.shapes.values()]
+    return 4 * sum(math.prod(s) for s in layers.shapes.values()) + sum(math.ceil(n / 8) for n in bits)
+
+
+def _whole(value: object, least: int = 0) -> int:
+    """A whole number that can address a stream."""
+    if type(value) is not int or not least <= value < 1 << 31:
+        raise ValueError(f"want a whole number from {least} on")
+    return value
+
+
+def _layer_plan(send: Send, keep: float, train: bool, upload: Upload) -> LayerPlan:
+    known = send in get_args(Send) and upload in get_args(Upload) and isinstance(train, bool)
+    if not (known and isinstance(keep, int | float) and 0 < keep <= 1):
+        raise ValueError("a layer's plan is none this code knows")
+    return LayerPlan(send, keep, train, upload)
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:120]}"
 
 
 def _read_masks(reader: _Reader, expected: Masks, layers: LayerMap) -> Masks:
@@ -222,18 +263,23 @@ def encode_update(update: ClientUpdate, task: Task, layers: LayerMap, stale: str
 
 def decode_update(data: bytes, task: Task, layers: LayerMap, stale: str) -> ClientUpdate:
     """The inverse of `encode_update`, for the task that was sent; values are checked by the gate."""
-    header, payload = _open_frame(data, "update")
+    back = dict(_back(task.plan, task.masks, layers, stale)) if task.kind == "train" else {}
+    counts = {n: M.count(kept, layers.shapes[n]) for n, kept in back.items()}
+    header, payload = _open_frame(data, "update", 4 * sum(counts.values()) + EXTRA_LIMIT)
     reader = _Reader(payload)
-    tensors: dict[str, Tensor] = {}
-    if task.kind == "train":
-        for n, kept in _back(task.plan, task.masks, layers, stale):
-            tensors[n] = _shaped(reader.values(M.count(kept, layers.shapes[n])), kept, layers.shapes[n])
+    tensors = {n: _shaped(reader.values(counts[n]), kept, layers.shapes[n]) for n, kept in back.items()}
     try:
-        shapes = {str(n): [int(d) for d in shape] for n, shape in header["extra"].items()}
+        shapes = {n: [_whole(d) for d in shape] for n, shape in header["extra"].items()}
         extra: Params = {n: reader.values(math.prod(shape)).view(shape) for n, shape in shapes.items()}
-        metrics = {str(k): float(v) for k, v in header["metrics"].items()}
-        update = ClientUpdate(int(header["client"]), int(header["t"]), tensors, header["examples"], metrics, extra)
-    except (KeyError, TypeError, ValueError, AttributeError, RuntimeError) as error:
-        raise CodecError(f"the header of an update is wrong: {error!r}") from None
+        metrics = {k: _number(v) for k, v in header["metrics"].items()}
+        client, t, examples = _whole(header["client"]), _whole(header["t"]), header["examples"]
+    except WRONG as error:
+        raise CodecError(f"the header of an update is wrong: {_told(error)}") from None
     reader.done()
-    return update
+    return ClientUpdate(client, t, tensors, examples, metrics, extra)
+
+
+def _number(value: object) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise TypeError(f"a metric is a {type(value).__name__}, want a number")
+    return float(value)

@@ -16,8 +16,10 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedp3.codec import mask_bytes
+from fedp3.errors import InputError
 from fedp3.lookup import pick
 from fedp3.prune import SELECTORS, kept_units, kept_weights
+from fedp3.rng import Use, layers_draw_from
 from fedp3.types import ClientPlan, Group, Layer, LayerMap, LayerPlan, Pruning
 
 VALUE = 4  # bytes of a float32
@@ -148,7 +150,9 @@ def held_parameters(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> int
             numel = math.prod(layers.shapes[n])
             if n not in layers.buffers:
                 pruned = not structured and _cut(p) and n in layers.prunable
-                total += kept_weights(p.keep, numel) if pruned else round(numel * _block_share(n, units, layers))
+                whole = p.send == "dense" and pruning.stale == "vote"
+                share = 1.0 if whole else _block_share(n, units, layers)
+                total += kept_weights(p.keep, numel) if pruned else round(numel * share)
     return total
 
 
@@ -157,30 +161,55 @@ def held_parameters(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> int
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one net costs to run, measured once without data (on torch's meta device)."""
+    """What one net costs to run, measured once: on torch's meta device, which computes nothing, where the net can."""
 
     forward: Mapping[str, int]  # weight tensor -> FLOPs of one example's forward pass
-    net: nn.Module  # on the meta device
+    net: nn.Module  # a copy of its own
     shape: tuple[int, ...]
+    device: str = "meta"
 
 
 def measure(net: nn.Module, shape: tuple[int, ...]) -> Work:
     """Count a forward pass of one example, module by module."""
-    meta = copy.deepcopy(net).to("meta").eval()
-    counter = FlopCounterMode(display=False)
-    with counter, torch.no_grad():
-        meta(torch.empty(1, *shape, device="meta"))
-    by_module = {path.partition(".")[2]: sum(ops.values()) for path, ops in counter.get_flop_counts().items()}
-    weights = [n for n, w in meta.named_parameters() if w.dim() >= 2]
-    return Work({n: int(by_module.get(n.rpartition(".")[0], 0)) for n in weights}, meta, shape)
+    why = ""
+    for device in ("meta", "cpu"):  # a net that looks at values (data-dependent steps) needs real ones
+        bench = copy.deepcopy(net).to(device).eval()
+        counter = FlopCounterMode(display=False)
+        try:
+            with counter, torch.no_grad(), layers_draw_from(0, Use.LAYER):
+                bench(torch.zeros(1, *shape, device=device))
+        except Exception as error:  # whatever the user's own forward pass raises
+            why = f"{type(error).__name__}: {str(error)[:120]}"
+            continue
+        return Work(_by_weight(bench, counter), bench, shape, device)
+    raise InputError(f"the net does not take one example of shape {shape}: {why}")
+
+
+def _by_weight(net: nn.Module, counter: FlopCounterMode) -> dict[str, int]:
+    """FLOPs of each weight: those of the module that ran it, without its children, shared out by size."""
+    total = {path.partition(".")[2]: sum(ops.values()) for path, ops in counter.get_flop_counts().items()}
+
+    def ran(path: str) -> str:
+        while path and path not in total:  # a child whose weights its parent uses does not run itself
+            path = path.rpartition(".")[0]
+        return path
+
+    own = dict(total)
+    for path, count in total.items():
+        if path:
+            own[ran(path.rpartition(".")[0])] -= count
+    at = {n: ran(n.rpartition(".")[0]) for n, w in net.named_parameters() if w.dim() >= 2}
+    numel = {n: w.numel() for n, w in net.named_parameters() if n in at}
+    size = {path: sum(numel[n] for n in at if at[n] == path) for path in at.values()}
+    return {n: round(own.get(path, 0) * numel[n] / size[path]) for n, path in at.items()}
 
 
 def flops(work: Work, plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> int:
     """FLOPs of one example's forward and backward pass at this client.
 
     Each weight costs its forward pass, once more for its own gradient if it trains, and once more to pass the
-    gradient on if anything below it trains.  Units that are cut cost nothing; single weights that are pruned
-    cost as much as before.
+    gradient on if anything below it trains: an earlier layer, or in a layer of several steps an earlier step.
+    Units that are cut cost nothing; single weights that are pruned cost as much as before.
     """
     units = unit_counts(plan, layers, pruning)
     total, below = 0.0, False
@@ -188,9 +217,16 @@ def flops(work: Work, plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> i
         train = plan.layers[l].train
         for n in layers.layers[l]:
             if n in work.forward:
-                total += work.forward[n] * _block_share(n, units, layers) * (1 + train + below)
+                passes = below or (train and l == _reads_from(n, layers))
+                total += work.forward[n] * _block_share(n, units, layers) * (1 + train + passes)
         below = below or train
     return round(total)
+
+
+def _reads_from(name: str, layers: LayerMap) -> Layer | None:
+    """The layer whose units this weight reads, where that is known."""
+    reads = (*layers.axes.get(name, ()), None, None)[1]
+    return layers.groups[reads.group].layer if reads is not None and reads.group in layers.groups else None
 
 
 def peak_bytes(work: Work, plan: ClientPlan, layers: LayerMap, batch: int, momentum: bool) -> int:
@@ -218,8 +254,8 @@ def _activations(work: Work, train: frozenset[str], batch: int) -> int:
     for n, w in parameters.items():
         w.requires_grad_(n in train)
     work.net.train()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t):
-        logits = work.net(torch.empty(batch, *work.shape, device="meta"))
-        F.cross_entropy(logits, torch.empty(batch, dtype=torch.int64, device="meta"))
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), layers_draw_from(0, Use.LAYER):
+        logits = work.net(torch.zeros(batch, *work.shape, device=work.device))
+        F.cross_entropy(logits, torch.zeros(batch, dtype=torch.int64, device=work.device))
     work.net.eval()
     return sum(saved.values())

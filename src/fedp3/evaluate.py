@@ -27,8 +27,8 @@ class Accuracy:
 
 
 def accuracy(replies: Iterable[Reply]) -> Accuracy | None:
-    """Summarise scored replies; None where nobody was scored."""
-    scored = {r.client: r.metrics for r in replies if isinstance(r, ClientUpdate) and r.metrics.get("tested", 0) > 0}
+    """Summarise scored replies; None where nobody was scored.  A score that cannot be one is left out."""
+    scored = {r.client: r.metrics for r in replies if isinstance(r, ClientUpdate) and _is_score(r.metrics)}
     if not scored:
         return None
     each = {i: m["correct"] / m["tested"] for i, m in sorted(scored.items())}
@@ -41,6 +41,12 @@ def accuracy(replies: Iterable[Reply]) -> Accuracy | None:
         loss=math.fsum(losses) / len(losses),
         clients=each,
     )
+
+
+def _is_score(m: Mapping[str, float]) -> bool:
+    if not all(isinstance(m.get(k), int | float) for k in ("correct", "tested", "test_loss")):
+        return False
+    return m["tested"] > 0 and 0 <= m["correct"] <= m["tested"]
 
 
 def _percentile(ordered: Sequence[float], share: float) -> float:

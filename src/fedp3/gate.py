@@ -14,6 +14,8 @@ from fedp3.types import ClientUpdate, Contribution, Failure, LayerMap, Reply, Ta
 
 EXTRA_LIMIT = 1 << 20  # bytes of a method's own tensors per update
 METRIC_LIMIT = 64
+METRIC_MOST = torch.finfo(torch.float32).max  # what a net computes; larger ones could overflow a sum over clients
+NAME_LIMIT = 80  # characters of a client's own words that a reason repeats
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,20 +70,27 @@ def flaw(update: ClientUpdate, task: Task, layers: LayerMap, examples: int, extr
 
 
 def _stale(update: ClientUpdate, task: Task) -> str:
-    return "" if update.t == task.t else f"stale: answers round {update.t!r} in round {task.t}"
+    return "" if update.t == task.t else f"stale: answers round {_shown(update.t)} in round {task.t}"
 
 
 def _wrong_count(got: object, registered: int) -> str:
     if not isinstance(got, int) or isinstance(got, bool) or not 1 <= got <= registered:
-        return f"claims {got!r} examples, registered {registered}"
+        return f"claims {_shown(got)} as its number of examples, registered {registered}"
     return ""
+
+
+def _shown(got: object) -> str:
+    """What a client sent in place of a number, never at length."""
+    if isinstance(got, int) and abs(got) >= 1 << 63:  # Python itself refuses to print the longest
+        return "a huge number"
+    return repr(got)[:NAME_LIMIT] if isinstance(got, int | float | str) else f"a {type(got).__name__}"
 
 
 def _wrong_names(update: ClientUpdate, task: Task, layers: LayerMap) -> str:
     want = {n for l in task.plan.uploaded for n in layers.layers[l]}
     got = set(update.tensors)
-    unknown = sorted(got - set(layers.shapes))
-    unplanned, missing = sorted(got - want), sorted(want - got)
+    unknown = sorted(map(str, got - set(layers.shapes)))
+    unplanned, missing = sorted(map(str, got - want)), sorted(want - got)
     if unknown:
         return f"unknown tensor {_short(unknown)}"
     if unplanned:
@@ -90,34 +99,48 @@ def _wrong_names(update: ClientUpdate, task: Task, layers: LayerMap) -> str:
 
 
 def _short(names: Sequence[str]) -> str:
-    return repr(str(names[0])[:80]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+    return repr(names[0][:NAME_LIMIT]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
 def _wrong_tensors(update: ClientUpdate, layers: LayerMap) -> str:
     for n, w in update.tensors.items():
-        if not isinstance(w, Tensor) or w.dtype != torch.float32:
-            return f"tensor {n!r} has type {getattr(w, 'dtype', type(w).__name__)}, want float32"
+        if reason := _not_plain(w):
+            return f"tensor {n!r} {reason}"
         if tuple(w.shape) != layers.shapes[n]:
             return f"tensor {n!r} has shape {tuple(w.shape)}, want {layers.shapes[n]}"
-        # The sum of finite numbers is finite unless it overflows: look closer only then.
-        if not math.isfinite(float(w.sum())) and not bool(torch.isfinite(w).all()):
+        if not _finite(w):
             return f"tensor {n!r} holds NaN or infinity"
     return ""
 
 
+def _not_plain(w: object) -> str:
+    if not isinstance(w, Tensor) or w.dtype != torch.float32:
+        return f"has type {getattr(w, 'dtype', type(w).__name__)}, want float32"
+    return "" if w.layout == torch.strided and w.device.type == "cpu" else "is not a dense tensor in memory"
+
+
+def _finite(w: Tensor) -> bool:
+    # The sum of finite numbers is finite unless it overflows: look closer only then.
+    return math.isfinite(float(w.sum())) or bool(torch.isfinite(w).all())
+
+
 def _wrong_extra(update: ClientUpdate, extras: frozenset[str]) -> str:
-    unknown = sorted(set(update.extra) - extras)
+    unknown = sorted(map(str, set(update.extra) - extras))
     if unknown:
         return f"unknown extra {_short(unknown)}"
+    for n, w in update.extra.items():
+        if reason := _not_plain(w):
+            return f"extra {n!r} {reason}"
     size = sum(w.numel() * w.element_size() for w in update.extra.values())
     if size > EXTRA_LIMIT:
         return f"extra of {size} bytes, at most {EXTRA_LIMIT} are taken"
-    bad = [n for n, w in update.extra.items() if not bool(torch.isfinite(w).all())]
+    bad = [n for n, w in update.extra.items() if not _finite(w)]
     return f"extra {_short(bad)} holds NaN or infinity" if bad else ""
 
 
 def _wrong_metrics(update: ClientUpdate) -> str:
     if len(update.metrics) > METRIC_LIMIT:
         return f"{len(update.metrics)} metrics, at most {METRIC_LIMIT} are taken"
-    bad = [k for k, v in update.metrics.items() if not isinstance(v, int | float)]
-    return f"metric {_short(bad)} is not a number" if bad else ""
+    # NaN fails the comparison too.
+    bad = [str(k) for k, v in update.metrics.items() if not (isinstance(v, int | float) and abs(v) <= METRIC_MOST)]
+    return f"metric {_short(bad)} is not a finite number" if bad else ""

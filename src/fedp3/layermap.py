@@ -8,34 +8,52 @@ followed (residual sums, outputs, unknown operations) they are marked fixed, wit
 A net that cannot be traced still gets layers, in order of registration, and a note.
 """
 
+import math
 import operator
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
+from torch.nn.parameter import is_lazy
 
 from fedp3.errors import InputError
 from fedp3.types import Axis, Group, Layer, LayerMap, UnitGroup
 
+ROOT = "net"  # the layer of tensors that belong to no module but the net itself
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
-# What maps a zero unit to a zero unit, and keeps units apart.
-PASSES: tuple[type[nn.Module], ...] = (
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Identity, nn.Flatten,
-    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d,
-    nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d, nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
-)  # fmt: skip
-PASS_FUNCTIONS = {
-    F.relu, torch.relu, F.leaky_relu, F.gelu, F.silu, F.elu, torch.tanh, F.dropout, F.dropout2d, torch.flatten,
+# What maps a zero unit to a zero unit and keeps units apart: modules, functions and names of methods.
+POINTWISE = {
+    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Identity,
+    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
+    F.relu, F.relu6, torch.relu, F.leaky_relu, F.gelu, F.silu, F.elu, torch.tanh, F.dropout, F.dropout2d,
+    "relu", "relu_", "tanh", "contiguous",
+}  # fmt: skip
+POOLS = {  # these too, but along whatever sides come last: only channels are safe from them
+    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
+    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
     F.max_pool1d, F.max_pool2d, F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d,
     torch.max_pool2d, torch.avg_pool1d,
 }  # fmt: skip
-PASS_METHODS = {"relu", "relu_", "flatten", "view", "reshape", "contiguous", "tanh"}
+FLATTENS = {nn.Flatten, torch.flatten, "flatten"}
+RESHAPES = {"view", "reshape"}
 SUMS = {operator.add, operator.iadd, torch.add}
-SHAPES = {"size", "dim"}  # methods that give numbers, not units
+ASKS = {"size", "dim", "shape", "ndim", "dtype", "device"}  # these give no units, only facts about the tensor
+
+
+@dataclass(frozen=True, slots=True)
+class _Units:
+    """Units on their way through the net, and where in the tensor they lie.
+
+    channel: side 1 of (N, units, ...); last: the last side, as Linear leaves them; flat: runs of side 1 of
+    (N, units * repeat), as flattening leaves channels.
+    """
+
+    group: Group
+    place: Literal["channel", "last", "flat"]
 
 
 @dataclass(slots=True)
@@ -45,13 +63,25 @@ class _Trace:
     layer_of: dict[str, Layer] = field(default_factory=dict)  # module path -> layer
     axes: dict[str, tuple[Axis | None, ...]] = field(default_factory=dict)
     groups: dict[Group, UnitGroup] = field(default_factory=dict)
-    carries: dict[fx.Node, Group | None] = field(default_factory=dict)  # node -> units it carries
+    carries: dict[fx.Node, _Units] = field(default_factory=dict)  # node -> units in its output
     reader: dict[fx.Node, Layer] = field(default_factory=dict)  # node -> first layer that reads it
+    norms: set[str] = field(default_factory=set)  # normalisations met
+    shared: set[str] = field(default_factory=set)  # modules whose weight is used more than once
     last: Layer = ""
 
-    def fix(self, group: Group | None, why: str) -> None:
-        if group is not None and not self.groups[group].fixed:
+    def fix(self, units: _Units | None, why: str) -> None:
+        if units is not None:
+            self.fix_group(units.group, why)
+
+    def fix_group(self, group: Group, why: str) -> None:
+        if not self.groups[group].fixed:
             self.groups[group] = replace(self.groups[group], fixed=why)
+
+    def claim(self, path: str, m: nn.Module, layer: Layer) -> None:
+        """Give a module, with what is inside it, to a layer."""
+        for inside, _ in m.named_modules(prefix=path):
+            self.layer_of[inside] = layer
+        self.last = layer
 
 
 def layer_map(net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = None) -> LayerMap:
@@ -59,13 +89,16 @@ def layer_map(net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = Non
     tensors, buffers = _tensors(net)
     trace, note = _Trace(), ""
     try:
-        graph = fx.symbolic_trace(net).graph
+        with torch.random.fork_rng(devices=[]):  # a net that draws in its forward pass draws while it is traced
+            graph = fx.symbolic_trace(net).graph
     except Exception as error:  # fx raises many kinds, all meaning: this net cannot be traced
-        note = f"the net cannot be traced ({type(error).__name__}: {str(error).splitlines()[0][:120]})"
+        why = (str(error).splitlines() or [""])[0][:120]
+        note = f"the net cannot be traced ({type(error).__name__}: {why})"
     else:
         modules = dict(net.named_modules())
         for node in graph.nodes:
             _visit(node, modules, trace)
+        _fix_shared(trace)
     named = _group(net, tensors, trace) if layers is None else _checked(layers, tensors)
     owner = {n: l for l, names in named.items() for n in names}
     groups = {g: replace(u, layer=owner[f"{g}.weight"]) for g, u in trace.groups.items() if f"{g}.weight" in owner}
@@ -80,120 +113,212 @@ def layer_map(net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = Non
     )
 
 
+# --------------------------------------------------------------------------- tensors and layers
+
+
 def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], frozenset[str]]:
     """Every tensor of the net that travels, and which of them are buffers."""
     parameters = dict(net.named_parameters())
     tensors = {n: w for n, w in net.state_dict().items() if not n.endswith("num_batches_tracked")}
-    tied = sorted(set(tensors) - set(parameters) - {n for n, _ in net.named_buffers()})
-    if tied:
-        raise InputError(f"tensors {tied} share storage with others of the net; untie them, or wrap the net")
-    strange = sorted(n for n, w in tensors.items() if w.dtype != torch.float32)
-    if strange:
-        raise InputError(f"tensors {strange} are not float32, the only type that can be averaged here")
+    for wrong, text in (
+        (sorted(n for n, w in parameters.items() if is_lazy(w)), "have no shape yet; run one batch through the net"),
+        (_tied(net, tensors), "share storage with others of the net; untie them, or wrap the net"),
+        (
+            sorted(n for n, w in tensors.items() if w.dtype != torch.float32),
+            "are not float32, the only type that can be averaged here",
+        ),
+    ):
+        if wrong:
+            raise InputError(f"tensors {wrong} {text}")
     if not parameters:
         raise InputError("the net has no parameters to train")
     return tensors, frozenset(n for n in tensors if n not in parameters)
+
+
+def _tied(net: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Tensors that are another one of the net under a second name."""
+    known = {n for n, _ in net.named_parameters()} | {n for n, _ in net.named_buffers()}
+    tied, seen = set(tensors) - known, set()
+    for n, w in tensors.items():
+        if not is_lazy(w) and w.device.type != "meta" and w.numel():
+            at = (w.untyped_storage().data_ptr(), w.storage_offset())
+            if at in seen:
+                tied.add(n)
+            seen.add(at)
+    return sorted(tied)
 
 
 def _checked(layers: Mapping[Layer, Sequence[str]], tensors: Mapping[str, Tensor]) -> dict[Layer, tuple[str, ...]]:
     given = [n for names in layers.values() for n in names]
     missing, unknown = sorted(set(tensors) - set(given)), sorted(set(given) - set(tensors))
     twice = sorted({n for n in given if given.count(n) > 1})
-    for what, names in (("missing", missing), ("not in the net", unknown), ("in two layers", twice)):
+    empty = sorted(l for l, names in layers.items() if not names)
+    for what, names in (
+        ("missing", missing),
+        ("not in the net", unknown),
+        ("given twice", twice),
+        ("layers without tensors", empty),
+    ):
         if names:
             raise InputError(f"layers must name every tensor once; {what}: {', '.join(names)}")
     return {l: tuple(names) for l, names in layers.items()}
 
 
 def _group(net: nn.Module, tensors: Mapping[str, Tensor], trace: _Trace) -> dict[Layer, tuple[str, ...]]:
-    """Layer -> tensors: traced layers in order of execution, then what the trace did not see."""
+    """Layer -> tensors: first what the trace did not see, then in order of execution, so that the head is last."""
     begins = {path for path, m in net.named_modules() if any(w.dim() >= 2 for w in m.parameters(recurse=False))}
-    layers: dict[Layer, list[str]] = {l: [] for l in trace.layer_of.values()}
-    last = next(iter(layers), "")
+    seen: dict[Layer, list[str]] = {l: [] for l in trace.layer_of.values()}
+    unseen: dict[Layer, list[str]] = {}
+    last = next(iter(seen), "")
     for name in tensors:
         path = name.rpartition(".")[0]
-        layer = trace.layer_of.get(path) or (path or "net" if path in begins or not last else last)
-        layers.setdefault(layer, []).append(name)
+        layer = trace.layer_of.get(path) or (path or ROOT if path in begins or not last else last)
+        (seen if layer in seen else unseen).setdefault(layer, []).append(name)
         last = layer
-    return {l: tuple(names) for l, names in layers.items() if names}
+    return {l: tuple(names) for l, names in (unseen | seen).items() if names}
 
 
-def _inputs(node: fx.Node, trace: _Trace) -> list[Group | None]:
-    return [trace.carries.get(a) for a in node.all_input_nodes]
+# --------------------------------------------------------------------------- the walk over the graph
 
 
 def _visit(node: fx.Node, modules: Mapping[str, nn.Module], trace: _Trace) -> None:
-    carried = _inputs(node, trace)
-    source = carried[0] if carried else None
-    if node.op == "call_module":
-        path = str(node.target)
-        trace.carries[node] = _visit_module(node, path, modules[path], source, trace)
-        return
-    if node.op == "output":
-        for g in carried:
-            trace.fix(g, "they are the net's output")
-    passes = (node.op == "call_function" and node.target in PASS_FUNCTIONS) or (
-        node.op == "call_method" and node.target in PASS_METHODS
-    )
-    if passes:
-        trace.carries[node] = source
-    elif not (node.op == "call_method" and node.target in SHAPES) and node.target is not getattr:
-        summed = node.op == "call_function" and node.target in SUMS
-        for g in carried:
-            trace.fix(g, "a residual sum reads them" if summed else f"{_name(node)} reads them")
-        trace.carries[node] = None
-
-
-def _name(node: fx.Node) -> str:
-    return getattr(node.target, "__name__", str(node.target))
-
-
-def _visit_module(node: fx.Node, path: str, m: nn.Module, source: Group | None, trace: _Trace) -> Group | None:
-    """Record one module's layer and wiring; return the units its output carries."""
+    """Record what one operation does: its layer, its wiring, and the units in its output."""
+    m = modules[str(node.target)] if node.op == "call_module" else None
+    source = trace.carries.get(node.all_input_nodes[0]) if node.all_input_nodes else None
     if isinstance(m, WEIGHTED):
-        return _visit_weighted(node, path, m, source, trace)
-    if isinstance(m, NORMS):
-        trace.layer_of[path] = trace.layer_of.get(source or "", trace.last)
-        if source is None:
-            return None
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            trace.axes[f"{path}.{name}"] = (Axis(source),)
-        if isinstance(m, nn.GroupNorm):
-            size = m.num_channels // m.num_groups
-            trace.groups[source] = replace(trace.groups[source], granule=size)
-        return source
-    if isinstance(m, PASSES):
-        return source
-    trace.fix(source, f"{type(m).__name__} reads them")
-    if any(True for _ in m.parameters()):
-        starts = any(w.dim() >= 2 for w in m.parameters())
-        trace.layer_of[path] = path if starts else trace.last
-        trace.last = trace.layer_of[path]
+        trace.carries[node] = _visit_weighted(node, m, source, trace)
+        return
+    after = _visit_norm(node, m, source, trace) if isinstance(m, NORMS) else _passed(node, m, source)
+    if after is not None:
+        trace.carries[node] = after
+    elif not isinstance(m, NORMS) and not _asks(node):
+        _visit_other(node, m, modules, trace)
+
+
+def _asks(node: fx.Node) -> bool:
+    if node.op == "call_method":
+        return node.target in ASKS
+    return node.target is getattr and node.args[1] in ASKS
+
+
+def _passed(node: fx.Node, m: nn.Module | None, units: _Units | None) -> _Units | None:
+    """The units behind an operation that keeps them apart and maps zero to zero; None if it may not."""
+    op: Any = node.target if m is None else type(m)
+    if units is None or op in POINTWISE or (op in POOLS and units.place == "channel"):
+        return units
+    reshapes = op in RESHAPES and units.place != "flat"
+    if (reshapes or op in FLATTENS) and _keeps_batch(node, m):
+        return replace(units, place="flat") if units.place == "channel" else units
     return None
 
 
-def _visit_weighted(node: fx.Node, path: str, m: nn.Module, source: Group | None, trace: _Trace) -> Group:
-    if path in trace.groups:  # one weight used twice: its two readers would need two masks
-        trace.fix(path, f"{path} is used more than once")
+def _keeps_batch(node: fx.Node, m: nn.Module | None) -> bool:
+    """Whether a flatten, view or reshape makes (N, everything else) of its input."""
+    if isinstance(m, nn.Flatten):
+        return (m.start_dim, m.end_dim) == (1, -1)
+    given: Any = node.args[1:]
+    if node.target in RESHAPES:
+        sizes = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
+        # A literal number of features, as in view(-1, 400), would not fit once a unit is gone.
+        return len(sizes) == 2 and isinstance(sizes[0], fx.Node) and sizes[1] == -1
+    dims = dict(zip(("start_dim", "end_dim"), given, strict=False)) | node.kwargs
+    return (dims.get("start_dim", 0), dims.get("end_dim", -1)) == (1, -1)
+
+
+def _repeat(units: _Units, size: int, trace: _Trace) -> int:
+    """How many of these `size` entries each unit owns; 0: units and entries do not line up."""
+    repeat, rest = divmod(size, trace.groups[units.group].units)
+    return 0 if rest or (repeat > 1 and units.place != "flat") else repeat
+
+
+def _visit_weighted(node: fx.Node, m: nn.Module, source: _Units | None, trace: _Trace) -> _Units:
+    """A weight writes units of its own, and reads those of `source` where they line up with its inputs."""
+    path = str(node.target)
+    linear = isinstance(m, nn.Linear)
+    writes = _Units(path, "last" if linear else "channel")
+    if path in trace.groups:
         trace.fix(source, f"{path} is used more than once")
-        trace.axes[f"{path}.weight"] = (Axis(path), None)
-        return path
-    read = node.all_input_nodes[0]
-    layer = trace.reader.setdefault(read, path)
-    trace.layer_of[path] = trace.last = layer
+        trace.shared.add(path)
+        return writes
+    trace.claim(path, m, trace.reader.setdefault(node.all_input_nodes[0], path))
     weight: Any = m.weight
-    out_units, in_units = weight.shape[0], weight.shape[1]
-    trace.groups[path] = UnitGroup(out_units, layer)
+    trace.groups[path] = UnitGroup(weight.shape[0], trace.last)
     reads: Axis | None = None
-    if getattr(m, "groups", 1) != 1:
-        trace.fix(source, f"the grouped convolution {path} reads them")
-        trace.fix(path, "a grouped convolution writes them")
+    if getattr(m, "groups", 1) != 1 or not isinstance(weight, nn.Parameter):
+        kind = "grouped convolution" if isinstance(weight, nn.Parameter) else "reparametrised weight of"
+        trace.fix(source, f"the {kind} {path} reads them")
+        trace.fix(writes, f"the {kind} {path} writes them")
     elif source is not None:
-        repeat, rest = divmod(in_units, trace.groups[source].units)
-        if rest:
-            trace.fix(source, f"{path} reads them after a change of shape")
+        repeat = _repeat(source, weight.shape[1], trace)
+        if repeat and linear == (source.place != "channel"):
+            reads = Axis(source.group, repeat)  # after a flatten each channel owns `repeat` inputs
         else:
-            reads = Axis(source, repeat)  # after a flatten each channel owns `repeat` inputs
+            trace.fix(source, f"{path} reads them after a change of shape")
     trace.axes[f"{path}.weight"] = (Axis(path), reads)
     trace.axes[f"{path}.bias"] = (Axis(path),)
-    return path
+    return writes
+
+
+def _visit_norm(node: fx.Node, m: nn.Module, source: _Units | None, trace: _Trace) -> _Units | None:
+    """Normalisation belongs to the units it normalises: one scale, shift and statistic for each of their entries."""
+    path = str(node.target)
+    if path in trace.norms:
+        trace.fix(source, f"{path} is used more than once")
+        trace.shared.add(path)
+        return source
+    trace.norms.add(path)
+    layer = trace.layer_of[source.group] if source is not None else trace.last
+    if layer:  # else nothing came before: it joins the first layer
+        trace.layer_of[path] = layer
+    if source is None:
+        return None
+    norm: Any = m
+    size: int = norm.num_channels if isinstance(m, nn.GroupNorm) else norm.num_features
+    repeat = _repeat(source, size, trace)
+    if not repeat:
+        trace.fix(source, f"{path} reads them after a change of shape")
+        return None
+    for name in ("weight", "bias", "running_mean", "running_var"):
+        trace.axes[f"{path}.{name}"] = (Axis(source.group, repeat),)
+    if isinstance(m, nn.GroupNorm):
+        u = trace.groups[source.group]
+        block = math.lcm(size // m.num_groups, repeat) // repeat
+        trace.groups[source.group] = replace(u, granule=math.lcm(u.granule, block))
+    return source
+
+
+def _visit_other(node: fx.Node, m: nn.Module | None, modules: Mapping[str, nn.Module], trace: _Trace) -> None:
+    """An operation nothing is known about: what it reads is fixed, and its weights begin layers of their own."""
+    name = type(m).__name__ if m is not None else getattr(node.target, "__name__", str(node.target))
+    why = "a residual sum reads them" if node.target in SUMS else f"{name} reads them"
+    for read in node.all_input_nodes:
+        trace.fix(trace.carries.get(read), "they are the net's output" if node.op == "output" else why)
+    if m is not None:
+        for path, inside in m.named_modules(prefix=str(node.target)):
+            _begin(path, [*inside.parameters(recurse=False)], trace)
+    if node.op == "get_attr":
+        path, _, name = str(node.target).rpartition(".")
+        if name == "weight":
+            trace.shared.add(path)
+        weight = getattr(modules.get(path), name, None)  # None: a constant that fx made up
+        _begin(path, [] if weight is None else [weight], trace)
+
+
+def _begin(path: str, weights: Sequence[Any], trace: _Trace) -> None:
+    """Let a module that is not followed begin a layer, or join the last one."""
+    if path not in trace.layer_of and weights:
+        if any(w.dim() >= 2 for w in weights):
+            trace.last = path or ROOT
+        if trace.last:
+            trace.layer_of[path] = trace.last
+
+
+def _fix_shared(trace: _Trace) -> None:
+    """One tensor used at two places would need two masks."""
+    for path in trace.shared:
+        own = trace.axes.get(f"{path}.weight", ())
+        for axis in own:
+            if axis is not None:
+                trace.fix_group(axis.group, f"{path} is used more than once")
+        if path in trace.groups:
+            trace.axes[f"{path}.weight"] = (Axis(path), None)

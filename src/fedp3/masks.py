@@ -136,4 +136,5 @@ def zero_pruned(w: Tensor, kept: Kept) -> Tensor:
     """A copy of w with zeros at the coordinates that are not kept; w itself if all are."""
     if kept is None:
         return w
-    return w * kept if isinstance(kept, Tensor) else put(take(w, kept), kept, tuple(w.shape))
+    # Not w * mask: that leaves -0.0 and NaN behind, which bytes that carry kept values alone would not.
+    return w.masked_fill(~kept, 0) if isinstance(kept, Tensor) else put(take(w, kept), kept, tuple(w.shape))

@@ -4,6 +4,7 @@ The paper's text says four fully connected layers; its table and its 20/40/60 % 
 ReLU behind the last layer would clip the logits (A15), so there is none.
 """
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -141,6 +142,8 @@ def _cnn(s: Spec) -> nn.Module:
 
 
 def _resnet18(s: Spec) -> nn.Module:
+    if len(s.shape) != 3:
+        raise InputError(f"resnet18 takes images (channels, height, width), got {s.shape}")
     if s.stem not in (3, 7):
         raise InputError(f"resnet18 has a stem of 3 (for 32x32 images) or 7, got {s.stem}")
     return ResNet18(s.shape[0], s.classes, s.width, pick(NORMS, s.norm, "normalisation"), s.stem)
@@ -153,5 +156,7 @@ PADS_TO: Mapping[str, int | None] = {"mlp": None, "cnn": 32, "resnet18": 32}  # 
 def build(name: str, spec: Spec, seed: int) -> nn.Module:
     """The named net with W_0 drawn from the seed; the global generator is left as it was."""
     make = pick(MODELS, name, "model")
+    if not 0 < spec.width < math.inf:
+        raise InputError(f"the width of a model is a factor above 0, got {spec.width}")
     with layers_draw_from(seed, Use.INIT):
         return make(spec)

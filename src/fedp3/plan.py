@@ -54,27 +54,30 @@ def prune_all(layers: LayerMap, n: int, rng: torch.Generator) -> LayerSets:
     return ((layers.head,),) * n
 
 
+def _draw_sizes(sizes: Sequence[int], n: int, rng: torch.Generator) -> list[int]:
+    return [sizes[j] for j in torch.randint(len(sizes), (n,), generator=rng).tolist()]
+
+
 def windows(sizes: Sequence[int]) -> Assign:
     """Cyclic windows of k hidden layers; k is drawn per client where several sizes are given."""
 
     def assign(layers: LayerMap, n: int, rng: torch.Generator) -> LayerSets:
         hidden, H = layers.hidden, len(layers.hidden)
         rank = _ranks(n, rng)
-        k = torch.tensor(sizes)[torch.randint(len(sizes), (n,), generator=rng)].tolist()
         return tuple(
-            _ordered(layers, (hidden[(r * H // n + j) % H] for j in range(min(k_i, H))))
-            for r, k_i in zip(rank, k, strict=True)
+            _ordered(layers, (hidden[(r * H // n + j) % H] for j in range(min(k, H))))
+            for r, k in zip(rank, _draw_sizes(sizes, n, rng), strict=True)
         )
 
     return assign
 
 
 def random_layers(sizes: Sequence[int]) -> Assign:
-    """Any k hidden layers, drawn per client."""
+    """Any k hidden layers, drawn per client; so is k where several sizes are given."""
 
     def assign(layers: LayerMap, n: int, rng: torch.Generator) -> LayerSets:
         hidden = layers.hidden
-        draws = (torch.randperm(len(hidden), generator=rng)[: sizes[0]].tolist() for _ in range(n))
+        draws = (torch.randperm(len(hidden), generator=rng)[:k].tolist() for k in _draw_sizes(sizes, n, rng))
         return tuple(_ordered(layers, (hidden[j] for j in at)) for at in draws)
 
     return assign
@@ -133,6 +136,7 @@ HEADS: Mapping[str, LayerPlan] = {
     "personal": LayerPlan(send="none", upload="none"),
     "personal_uploaded": LayerPlan(send="none", upload="all"),  # what the authors' code does
 }
+OTHERS: Mapping[str, bool] = {"train": True, "freeze": False}  # do layers outside L_i train?
 
 
 def client_plans(
@@ -140,7 +144,7 @@ def client_plans(
 ) -> tuple[ClientPlan, ...]:
     """The plan of every client in round t; `keep` has one share per client."""
     head = pick(HEADS, rules.head, "kind of head")
-    train = rules.others == "train" or rules.upload != "none"
+    train = pick(OTHERS, rules.others, "way to treat layers outside L_i") or rules.upload != "none"
     plans = []
     for i, (L_i, r) in enumerate(zip(layer_sets(rules, layers, len(keep), seed, t), keep, strict=True)):
         pruned = LayerPlan("pruned", r, train, rules.upload)

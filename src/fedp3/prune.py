@@ -215,8 +215,34 @@ def ordered_dropout(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, 
 
 
 def ordered_matched(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> StepMasks:
-    """Ordered dropout with blocks of side sqrt(q), so that its density is that of `uniform`."""
-    return ordered_dropout(math.sqrt(q), plan, masks, layers, rng)
+    """Ordered dropout with blocks so wide that its density is that of `uniform`.
+
+    The side is sqrt(q) where both sides of every weight can be cut, less where the first layer or a residual
+    stream cannot; whole units come as near to q as they can.
+    """
+    low, high = 0.0, 1.0
+    for _ in range(12):  # finer than one unit of the widest layer of the paper's nets
+        side = (low + high) / 2
+        low, high = (side, high) if _block_density(side, plan, masks, layers) < q else (low, side)
+    near = min(low, high, key=lambda side: abs(_block_density(side, plan, masks, layers) - q))
+    return ordered_dropout(near, plan, masks, layers, rng)
+
+
+def _block_density(side: float, plan: ClientPlan, masks: Masks, layers: LayerMap) -> float:
+    """The share of the weights outside L_i that leading blocks of this side keep."""
+    names = [n for l in pruned_layers(plan) for n in layers.layers[l] if n in layers.prunable]
+    units = {g: _units_left(g, masks, layers) for g, u in layers.groups.items() if not u.fixed}
+    share = {g: kept_units(side, m, layers.groups[g].granule) / m for g, m in units.items()}
+    on = total = 0.0
+    for n in names:
+        size = M.count(M.block(n, dict(masks.units), layers), layers.shapes[n])
+        total += size
+        on += size * math.prod(share.get(a.group, 1.0) for a in layers.axes.get(n, ()) if a is not None)
+    return on / total if total else 1.0
+
+
+def _units_left(g: str, masks: Masks, layers: LayerMap) -> int:
+    return len(masks.units[g]) if g in masks.units else layers.groups[g].units
 
 
 def _leading(q: float, g: str, masks: Masks, layers: LayerMap) -> Tensor:

@@ -121,7 +121,7 @@ def run(problem: Problem, state: ServerState, execute: Execute) -> Iterator[tupl
     while state.t < problem.rounds:
         state, record = run_round(problem, state, execute)
         yield state, record
-        if state.void >= problem.max_void:
+        if record.void and state.void >= problem.max_void:
             raise RunError(
                 f"{state.void} rounds in a row had fewer than {problem.quorum} usable updates; the last reasons: "
                 f"{_reasons(record)}"

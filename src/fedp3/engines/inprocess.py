@@ -7,6 +7,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from time import monotonic
 
 import torch
 
@@ -55,6 +56,11 @@ def attempt(recipe: Recipe, shard: Shard, task: Task, state: ClientState | None)
         return Failure(task.plan.client, task.t, f"{type(error).__name__}: {error} ({where})"), None
 
 
+def too_late(task: Task, deadline: float) -> Failure:
+    """The reply of a client that did not make it in time."""
+    return Failure(task.plan.client, task.t, f"no answer within {deadline:g} s", late=True)
+
+
 @dataclass(frozen=True, slots=True)
 class Engine:
     """An `Execute`, the client states behind it, and how to shut it down."""
@@ -64,13 +70,19 @@ class Engine:
     close: Callable[[], None]
 
 
-def sequential(recipe: Recipe, shards: Mapping[int, Shard], states: States | None = None) -> Engine:
-    """Clients one after another in this process."""
+def sequential(
+    recipe: Recipe, shards: Mapping[int, Shard], states: States | None = None, deadline: float = 0
+) -> Engine:
+    """Clients one after another in this process; those whose turn comes after the deadline are late."""
     kept = states or States()
 
     def execute(tasks: Sequence[Task]) -> Iterator[Reply]:
+        end = monotonic() + deadline
         for task in tasks:
             i = task.plan.client
+            if deadline > 0 and task.kind == "train" and monotonic() > end:
+                yield too_late(task, deadline)
+                continue
             reply, state = attempt(recipe, shards[i], task, kept.start(task))
             kept.keep(i, state)
             yield reply

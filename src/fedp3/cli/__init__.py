@@ -1,0 +1,42 @@
+"""The command line.  Heavy imports wait until a command needs them, so that `--help` answers at once."""
+
+import sys
+from collections.abc import Sequence
+
+import typer
+
+from fedp3.cli import data, demo, doctor, plan, runs, sweep
+from fedp3.cli.stop import Stopped
+from fedp3.errors import FedP3Error, InputError
+
+app = typer.Typer(
+    name="fedp3",
+    help="Train one network over devices that cannot all hold, compute or upload it.",
+    epilog="Start with: fedp3 demo",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="rich",
+)
+app.command("demo")(demo.demo)
+app.command("init")(plan.init)
+app.command("plan")(plan.plan)
+app.command("methods")(plan.methods)
+app.command("run")(runs.run)
+app.command("resume")(runs.resume)
+app.command("report")(sweep.report)
+app.command("sweep")(sweep.sweep)
+app.command("compare")(sweep.compare)
+app.add_typer(data.app, name="data")
+app.command("doctor")(doctor.doctor)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line: exit 0 fine, 1 the run failed, 2 wrong input, 130 or 143 stopped and resumable."""
+    try:
+        app(args=list(arguments) if arguments is not None else None, standalone_mode=True)
+    except Stopped as stopped:
+        sys.exit(128 + stopped.signal)
+    except FedP3Error as error:
+        print(f"fedp3: {error}", file=sys.stderr)
+        sys.exit(2 if isinstance(error, InputError) else 1)

@@ -1,0 +1,70 @@
+"""Data sets: what is here, download, and a picture of who would have what."""
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.table import Table
+
+from fedp3.cli import show
+from fedp3.cli.plan import AsJson, DataDir, Overrides
+
+app = typer.Typer(help="Data sets: what is here, checked download, picture of a partition.", no_args_is_help=True)
+
+
+@app.command("ls")
+def ls(data_dir: DataDir = None, json: AsJson = False) -> None:
+    """List the data sets and where each was found.
+
+    Example: fedp3 data ls --data-dir ~/data
+    """
+    from dataclasses import asdict
+
+    from fedp3 import data
+
+    rows = data.inventory(data_dir)
+    if json:
+        show.as_json({"sets": [{k: str(v) if isinstance(v, Path) else v for k, v in asdict(r).items()} for r in rows]})
+        return
+    table = Table()
+    for name in ("name", "samples", "classes", "shape", "found"):
+        table.add_column(name, justify="right" if name in ("samples", "classes") else "left")
+    for r in rows:
+        table.add_row(r.name, f"{r.samples:,}", str(r.classes), "x".join(map(str, r.shape)), str(r.path or "no"))
+    show.out.print(table)
+    show.out.print("get one with: fedp3 data get NAME", highlight=False)
+
+
+@app.command("get")
+def get(
+    name: Annotated[str, typer.Argument(help="Name, as `fedp3 data ls` shows it")], data_dir: DataDir = None
+) -> None:
+    """Download a data set and check it.
+
+    Example: fedp3 data get fashion-mnist
+    """
+    from fedp3 import data
+
+    show.out.print(f"{name} is in {data.get(name, data_dir)}", highlight=False)
+
+
+@app.command("show")
+def show_partition(
+    path: Annotated[Path, typer.Argument(help="Config file")],
+    overrides: Overrides = None,
+    data_dir: DataDir = None,
+    out: Annotated[Path, typer.Option("--out", help="Picture to write")] = Path("partition.png"),
+) -> None:
+    """Draw how many samples of each class every client would have.
+
+    Example: fedp3 data show my.toml partition.kind=dirichlet
+    """
+    from fedp3 import config
+    from fedp3.experiment import assemble
+    from fedp3.report import draw_labels
+
+    experiment = assemble(config.load(path, overrides or []), data_dir)
+    p = experiment.config.partition
+    picture = draw_labels(experiment.labels, out, f"{experiment.config.data.name}, {p.kind}, {p.clients} clients")
+    show.out.print(f"open {os.path.relpath(picture)}", highlight=False)

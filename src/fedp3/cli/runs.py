@@ -1,0 +1,191 @@
+"""Start a run, or go on with one."""
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from fedp3.cli import show
+from fedp3.cli.plan import AsJson, DataDir, Overrides
+from fedp3.cli.stop import Stopped, stoppable
+from fedp3.errors import InputError
+from fedp3.lookup import pick
+
+if TYPE_CHECKING:
+    from fedp3.config import Config
+    from fedp3.driver import OnRound
+    from fedp3.experiment import Experiment
+    from fedp3.record import Checkpoint
+
+Workers = Annotated[
+    int, typer.Option("--workers", min=0, help="Worker processes; 0 chooses. Changes no bit of a result")
+]
+ENGINES: Mapping[str, str] = {"inprocess": "clients on this machine"}
+MEANS = ("accuracy_global", "accuracy_dispatched", "accuracy_personal", "accuracy_worst_client")
+COSTS = ("mb_up", "mb_down", "seconds")
+
+
+def run(
+    path: Annotated[Path, typer.Argument(help="Config file")],
+    overrides: Overrides = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Run folder; else runs/NAME-1, -2, ...")] = None,
+    engine: Annotated[str, typer.Option("--engine", help="inprocess")] = "inprocess",
+    workers: Workers = 0,
+    seeds: Annotated[int, typer.Option("--seeds", min=1, help="Run this many seeds, into OUT/seed-0, ...")] = 1,
+    data_dir: DataDir = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events")] = False,
+    json: AsJson = False,
+) -> None:
+    """Train; the run folder holds config, events, checkpoints and result.
+
+    Example: fedp3 run my.toml local.lr=0.1 --out runs/a --workers 2
+    """
+    from fedp3 import config
+
+    pick(ENGINES, engine, "engine")
+    settings = config.load(path, overrides or [])
+    folder = out or _free(Path("runs"), path.stem)
+    if seeds == 1:
+        _finish([start(settings, folder, workers, data_dir, tensorboard)], folder, json)
+        return
+    if (folder / "seeds.json").exists() or (folder / "config.toml").exists():
+        raise InputError(f"{folder} holds a run already; go on with it by: fedp3 resume {folder}")
+    _finish(start_seeds(settings, folder, seeds, workers, data_dir, tensorboard), folder, json)
+
+
+def resume(
+    folder: Annotated[Path, typer.Argument(help="Run folder")],
+    workers: Workers = 0,
+    data_dir: DataDir = None,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events")] = False,
+    json: AsJson = False,
+) -> None:
+    """Go on with a run that was stopped or killed; a finished one prints its result.
+
+    Example: fedp3 resume runs/a
+    """
+    from fedp3 import config, driver, record
+
+    if (folder / "seeds.json").exists():
+        plan = record.read_json(folder / "seeds.json")
+        first = config.parse(plan["config"])
+        _finish(start_seeds(first, folder, int(plan["seeds"]), workers, data_dir, tensorboard), folder, json)
+        return
+    settings = driver.reopen(folder)
+    _finish([go_on(settings, folder, workers, data_dir, tensorboard)], folder, json)
+
+
+def _free(parent: Path, stem: str) -> Path:
+    numbers = range(1, 1 << 20)
+    return next(parent / f"{stem}-{k}" for k in numbers if not (parent / f"{stem}-{k}").exists())
+
+
+def start(
+    settings: "Config", folder: Path, workers: int, data_dir: Path | None, tensorboard: bool = False, name: str = ""
+) -> dict[str, Any]:
+    """Begin a run in a new folder and take it to its end."""
+    from fedp3 import driver, record
+    from fedp3.experiment import assemble
+
+    if (folder / "config.toml").exists():
+        raise InputError(f"{folder} holds a run already; go on with it by: fedp3 resume {folder}")
+    experiment = assemble(settings, data_dir)
+    driver.begin(experiment, folder)
+    with record.locked(folder):
+        return _train(experiment, folder, workers, None, tensorboard, name)
+
+
+def go_on(
+    settings: "Config", folder: Path, workers: int, data_dir: Path | None, tensorboard: bool = False, name: str = ""
+) -> dict[str, Any]:
+    """Take an existing run folder to its end."""
+    from fedp3 import record
+    from fedp3.experiment import assemble
+
+    if (folder / "result.json").exists():
+        return record.read_json(folder / "result.json")
+    with record.locked(folder):
+        checkpoint, broken = record.load_checkpoint(folder, settings.digest())
+        for text in broken:
+            show.say(text)
+        done = checkpoint.state.t if checkpoint else 0
+        show.say(f"going on after round {done} of {settings.run.rounds}")
+        record.cut_events(folder, done)
+        return _train(assemble(settings, data_dir), folder, workers, checkpoint, tensorboard, name)
+
+
+def start_seeds(
+    settings: "Config", folder: Path, seeds: int, workers: int, data_dir: Path | None, tensorboard: bool = False
+) -> list[dict[str, Any]]:
+    """Run several seeds, each in its own folder; those already there are finished or gone on with."""
+    from fedp3 import driver, record
+    from fedp3.experiment import assemble
+
+    if not folder.exists():
+        assemble(settings, data_dir)  # every mistake shows before a folder is made
+        folder.mkdir(parents=True)
+    record.write_json(folder / "seeds.json", {"seeds": seeds, "config": settings.model_dump(mode="json")})
+    results = []
+    for k in range(seeds):
+        of_seed = settings.run.model_copy(update={"seed": settings.run.seed + k})
+        mine, place = settings.model_copy(update={"run": of_seed}), folder / f"seed-{k}"
+        name = f"seed {settings.run.seed + k}"
+        if (place / "config.toml").exists():
+            results.append(go_on(driver.reopen(place), place, workers, data_dir, tensorboard, name))
+        else:
+            results.append(start(mine, place, workers, data_dir, tensorboard, name))
+    return results
+
+
+def _train(
+    experiment: "Experiment", folder: Path, workers: int, checkpoint: "Checkpoint | None", tensorboard: bool, name: str
+) -> dict[str, Any]:
+    from fedp3 import driver
+    from fedp3.engines.inprocess import States
+
+    states = States({i: dict(rounds) for i, rounds in checkpoint.clients.items()}) if checkpoint else None
+    began = checkpoint.state if checkpoint else None
+    total = experiment.problem.rounds
+    with stoppable(), show.rounds(name or experiment.config.method, total, began.t if began else 0) as progress:
+        engine = driver.make_engine(experiment, workers, states)
+        try:
+            each = _also_tensorboard(progress, folder) if tensorboard else progress
+            return dict(driver.drive(experiment, engine, folder, each, began).result)
+        except Stopped as stopped:
+            show.say(f"{stopped}; go on with: fedp3 resume {folder}")
+            raise
+        finally:
+            engine.close()
+
+
+def _also_tensorboard(progress: "OnRound", folder: Path) -> "Callable[[Any], None]":
+    from fedp3.tensorboard import writer
+
+    write = writer(folder / "tensorboard")
+
+    def each(record: Any) -> None:
+        progress(record)
+        write(record)
+
+    return each
+
+
+def _finish(results: list[dict[str, Any]], folder: Path, json: bool) -> None:
+    """Print the end of a run: a table and what to open next, or one object."""
+    from fedp3.report import write_report
+
+    page = write_report([folder])
+    if json:
+        show.as_json(results[0] if not (folder / "seeds.json").exists() else _several(results, folder))
+        return
+    show.results([r | {"name": Path(r["out"]).name} for r in results])
+    show.out.print(f"open {os.path.relpath(page)}", highlight=False)
+
+
+def _several(results: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    means = {k: fmean(r[k] for r in results) if all(r[k] is not None for r in results) else None for k in MEANS + COSTS}
+    total = {"rejected": sum(r["rejected"] for r in results), "epsilon_max": None}
+    return {"out": str(folder), "rounds": results[0]["rounds"], **means, **total, "runs": results}

@@ -1,0 +1,192 @@
+"""TOML in, a frozen and checked config out; every mistake listed at once.
+
+Order of precedence: defaults, then what the method sets, then the file, then `key=value` overrides.
+"""
+
+import csv
+import json
+import tomllib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+from fedp3.config.schema import METHODS, Config, Section
+from fedp3.errors import ConfigError
+from fedp3.lookup import suggestion
+
+SYNONYMS: Mapping[str, str] = {  # what people write from habit, too far from our names to be guessed
+    "learning_rate": "lr",
+    "learn_rate": "lr",
+    "batch_size": "batch",
+    "local_epochs": "epochs",
+    "local_steps": "steps",
+    "num_clients": "clients",
+    "num_rounds": "rounds",
+    "pruning_ratio": "keep",
+    "ratio": "keep",
+    "dataset": "name",
+}
+
+
+def load(path: Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a TOML file and `section.key=value` overrides; raises one ConfigError that lists all mistakes."""
+    try:
+        raw = tomllib.loads(path.read_text())
+    except FileNotFoundError:
+        raise ConfigError(f"no config at {path}; write one with: fedp3 init {path}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not TOML: {error}") from None
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror}") from None
+    return parse(raw, overrides, str(path), path.parent)
+
+
+def parse(
+    raw: Mapping[str, Any], overrides: Sequence[str] = (), where: str = "config", folder: Path = Path()
+) -> Config:
+    """A config from nested tables; relative file names are looked up in `folder`."""
+    merged, mistakes = _override(raw, overrides)
+    method = merged.get("method", "fedp3")
+    for section, keys in METHODS.get(method if isinstance(method, str) else "", {}).items():
+        mine = merged.get(section, {})
+        merged[section] = {**keys, **mine} if isinstance(mine, Mapping) else mine
+    try:
+        config = Config.model_validate(merged)
+    except ValidationError as error:
+        raise ConfigError("\n".join(f"{where}: {m}" for m in mistakes + _said(error))) from None
+    config, more = _read_files(config, folder)
+    mistakes += more + _contradictions(config)
+    if mistakes:
+        raise ConfigError("\n".join(f"{where}: {m}" for m in mistakes))
+    return config
+
+
+def _override(raw: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
+    merged: dict[str, Any] = {k: dict(v) if isinstance(v, Mapping) else v for k, v in raw.items()}
+    mistakes = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        section, dot, name = key.strip().rpartition(".")
+        if not equals or (not dot and name != "method"):
+            mistakes.append(f"override {text!r} is not of the form section.key=value (as in local.lr=0.05)")
+            continue
+        target = merged.setdefault(section, {}) if dot else merged
+        if isinstance(target, dict):
+            target[name] = _value(value.strip())
+    return merged, mistakes
+
+
+def _value(text: str) -> Any:
+    """A TOML value, or else the text itself, so that names need no quotes on a command line."""
+    try:
+        return tomllib.loads(f"x = {text}")["x"]
+    except tomllib.TOMLDecodeError:
+        return text
+
+
+def _said(error: ValidationError) -> list[str]:
+    """Pydantic's findings in our words, one per key."""
+    said: dict[str, str] = {}
+    for e in error.errors(include_url=False):
+        path = [str(p) for p in e["loc"]]
+        where = f"[{path[0]}] {path[1]}" if len(path) > 1 else path[0]
+        if e["type"] == "extra_forbidden":
+            fields = Config.model_fields if len(path) == 1 else _section(path[0]).model_fields
+            what = "key" if len(path) > 1 or not isinstance(e["input"], Mapping) else "section"
+            prefix = f"[{path[0]}] " if len(path) > 1 else ""
+            meant = SYNONYMS.get(path[-1], "")
+            hint = f"did you mean {meant!r}?" if meant in fields else suggestion(path[-1], fields)
+            said[where] = f"{prefix}unknown {what} {path[-1]!r} ({hint})"
+        else:
+            text = e["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
+            known = said.get(where, "")
+            said[where] = f"{known}, or {text}" if known else f"{where}: {text}, got {e['input']!r}"
+    return list(said.values())
+
+
+def _section(name: str) -> type[BaseModel]:
+    annotation = Config.model_fields[name].annotation
+    return annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else Config
+
+
+def _read_files(config: Config, folder: Path) -> tuple[Config, list[str]]:
+    """Take the content of a keep file and the full path of a partition file, so that the config stands alone."""
+    if config.partition.file:
+        full = str((folder / config.partition.file).resolve())
+        section = config.partition.model_copy(update={"file": full})
+        config = config.model_copy(update={"partition": section})
+    if not isinstance(config.prune.keep, str):
+        return config, []
+    path = folder / config.prune.keep
+    try:
+        with path.open(newline="") as file:
+            rows = {int(row["client"]): float(row["keep"]) for row in csv.DictReader(file)}
+        keep = tuple(rows[i] for i in range(config.partition.clients))
+    except (OSError, KeyError, ValueError, TypeError) as error:
+        want = f"columns client,keep and a row for each of clients 0..{config.partition.clients - 1}"
+        return config, [f"[prune] keep: cannot read {path} ({error}); want {want}"]
+    bad = [k for k in keep if not 0 < k <= 1]
+    if bad:
+        return config, [f"[prune] keep: shares in {path} must be in (0, 1], got {bad[0]}"]
+    section_ = config.prune.model_copy(update={"keep": keep})
+    return config.model_copy(update={"prune": section_}), []
+
+
+def _contradictions(c: Config) -> list[str]:
+    """Mistakes that no single key shows."""
+    n, found = c.partition.clients, []
+    if c.run.clients_per_round > n:
+        found.append(f"[run] clients_per_round: {c.run.clients_per_round} of {n} clients")
+    asked = c.run.clients_per_round or n
+    if c.run.quorum > asked:
+        found.append(f"[run] quorum: {c.run.quorum} updates of {asked} participants can never come")
+    if isinstance(c.partition.sizes, tuple) and len(c.partition.sizes) != n:
+        found.append(f"[partition] sizes: {len(c.partition.sizes)} numbers for {n} clients")
+    if isinstance(c.prune.keep, tuple) and len(c.prune.keep) > n:
+        found.append(f"[prune] keep: {len(c.prune.keep)} device classes for {n} clients")
+    if c.plan.layers.startswith("resnet-") and c.model.name != "resnet18":
+        found.append(f"[plan] layers: {c.plan.layers!r} is made for model resnet18, not {c.model.name}")
+    if c.plan.layers == "prune-all" and c.prune.upload == "none":
+        found.append("[plan] layers: 'prune-all' uploads pruned layers; set [prune] upload to 'kept' or 'zeros'")
+    return found
+
+
+# --------------------------------------------------------------------------- writing
+
+
+def to_toml(config: Config) -> str:
+    """The complete config, as it was run."""
+    lines = [f"method = {_toml(config.method)}"]
+    for name, section in config:
+        if isinstance(section, Section):
+            lines += ["", f"[{name}]"] + [f"{k} = {_toml(v)}" for k, v in section]
+    return "\n".join(lines) + "\n"
+
+
+START = ("model.width=0.25", "local.lr=0.2")  # what suits the digits: `fedp3 init` should learn in seconds
+
+
+def template() -> str:
+    """The config `fedp3 init` writes: every key with its value and what it means.
+
+    What the method decides is commented out, so that changing the method is changing one line.
+    """
+    lines = ["# A fedp3 run.  Look at it with `fedp3 plan`, start it with `fedp3 run`.", ""]
+    config, decided = parse({}, START), ("plan", "prune", "aggregate")
+    lines += [f"method = {_toml(config.method)}  # {Config.model_fields['method'].description}"]
+    for name, section in config:
+        if isinstance(section, Section):
+            note = "  The method sets these; take away a # to decide yourself." if name in decided else ""
+            lines += ["", f"# {type(section).__doc__}{note}", f"[{name}]"]
+            mark = "# " if name in decided else ""
+            pairs = [(f"{mark}{k} = {_toml(v)}", type(section).model_fields[k].description) for k, v in section]
+            lines += [f"{pair:<30} # {about}" for pair, about in pairs]
+    return "\n".join(lines) + "\n"
+
+
+def _toml(value: object) -> str:
+    if isinstance(value, tuple | list):
+        return "[" + ", ".join(_toml(v) for v in value) + "]"
+    return json.dumps(value)  # TOML's strings, numbers and booleans are written as JSON's

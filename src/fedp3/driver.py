@@ -1,0 +1,197 @@
+"""Drives a run from start or checkpoint to its end: events, checkpoints, final evaluation, result.
+
+A round is recorded before it is checkpointed, and a resumed run cuts the record back to its checkpoint: after any
+crash the two agree, and no round is lost or counted twice.
+"""
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from fedp3 import __version__, config, record
+from fedp3.config import Config
+from fedp3.cost import flops, measure, reductions, traffic
+from fedp3.engines.inprocess import Engine, States, sequential
+from fedp3.engines.pool import pool
+from fedp3.errors import ConfigError, InputError
+from fedp3.evaluate import Accuracy
+from fedp3.experiment import Experiment, costs
+from fedp3.server import Final, RoundRecord, ServerState, finish, plans_for, run
+from fedp3.types import ClientPlan, LayerPlan
+
+OnRound = Callable[[RoundRecord], None]
+SMALL = 3e11  # FLOPs of a whole run below which starting processes costs more than they save
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """A finished run: the model, its scores, and the numbers every output shows."""
+
+    state: ServerState
+    final: Final
+    result: Mapping[str, Any]
+
+
+def make_engine(experiment: Experiment, workers: int = 0, states: States | None = None) -> Engine:
+    """Clients in this process or over worker processes; 0 chooses by the size of the work.  No choice changes a bit."""
+    workers = workers or _workers(experiment)
+    deadline = experiment.config.run.deadline
+    if workers == 1:
+        return sequential(experiment.recipe, experiment.shards, states, deadline)
+    return pool(experiment.recipe, experiment.shards, workers, states, deadline)
+
+
+def _workers(experiment: Experiment) -> int:
+    problem, recipe = experiment.problem, experiment.recipe
+    clients = problem.clients_per_round or len(problem.keep)
+    if recipe.device != "cpu":
+        return 1
+    plan = plans_for(problem, 0)[0]
+    per_example = flops(measure(recipe.net, tuple(recipe.data.x.shape[1:])), plan, problem.layers, problem.pruning)
+    local, samples = recipe.local, max(problem.examples.values())
+    examples = local.epochs * samples if local.epochs else local.steps * min(local.batch, samples)
+    if per_example * examples * clients * problem.rounds < SMALL:
+        return 1
+    return max(1, min(clients, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+
+
+# --------------------------------------------------------------------------- the loop
+
+
+def drive(
+    experiment: Experiment,
+    engine: Engine,
+    folder: Path | None = None,
+    on_round: OnRound | None = None,
+    start: ServerState | None = None,
+) -> Outcome:
+    """Train to the end and evaluate; whatever stops it, the last whole round is on disk."""
+    every, digest = experiment.config.run.checkpoint_every, experiment.config.digest()
+    state = saved = start or experiment.start
+    records: list[dict[str, Any]] = record.read_events(folder) if folder else []
+    began = time.perf_counter()
+
+    def save() -> None:
+        nonlocal saved
+        if folder is not None and saved is not state:
+            record.save_checkpoint(folder, record.Checkpoint(state, engine.states.of), digest)
+            saved = state
+
+    try:
+        for new, done in run(experiment.problem, state, engine.execute):
+            if folder is not None:
+                record.append_event(folder, done)
+            state = new
+            records.append(asdict(done))
+            if state.t % every == 0 or state.t == experiment.problem.rounds:
+                save()
+            if on_round is not None:
+                on_round(done)
+        final = finish(experiment.problem, state, engine.execute)
+    finally:
+        save()
+    extra = time.perf_counter() - began - sum(r["seconds"] for r in records if r["t"] >= (start.t if start else 0))
+    result = _result(experiment, state, final, records, folder, max(0.0, extra))
+    if folder is not None:
+        record.write_json(folder / "result.json", result)
+    return Outcome(state, final, result)
+
+
+def _result(
+    experiment: Experiment,
+    state: ServerState,
+    final: Final,
+    records: list[dict[str, Any]],
+    folder: Path | None,
+    extra_seconds: float,
+) -> dict[str, Any]:
+    def mean(a: Accuracy | None) -> float | None:
+        return a.mean if a else None
+
+    return {
+        "out": str(folder) if folder else None,
+        "method": experiment.config.method,
+        "rounds": state.t,
+        "model_sha256": record.model_sha256(state.W),
+        "accuracy_global": mean(final.G),
+        "accuracy_dispatched": mean(final.D),
+        "accuracy_personal": mean(final.P),
+        "accuracy_worst_client": final.G.worst if final.G else None,
+        "mb_up": sum(r["bytes_up"] for r in records) / 1e6,
+        "mb_down": sum(r["bytes_down"] for r in records) / 1e6,
+        "seconds": sum(r["seconds"] for r in records) + extra_seconds,
+        "rejected": sum(len(r["rejected"]) for r in records),
+        "late": sum(len(r["late"]) for r in records),
+        "void": sum(bool(r["void"]) for r in records),
+        "epsilon_max": None,
+        "final": {k: asdict(a) if (a := getattr(final, k)) else None for k in ("G", "D", "P")},
+    }
+
+
+# --------------------------------------------------------------------------- run folders
+
+
+def begin(experiment: Experiment, folder: Path) -> None:
+    """Make the run folder of a new run."""
+    record.create(folder, config.to_toml(experiment.config), describe(experiment))
+
+
+def describe(experiment: Experiment) -> dict[str, Any]:
+    """What a report needs to know about a run besides its rounds."""
+    clients, covered = costs(experiment)
+    problem = experiment.problem
+    dense = ClientPlan(0, dict.fromkeys(problem.layers.layers, LayerPlan()))
+    whole = traffic(dense, problem.layers, problem.pruning)
+    return {
+        "config": experiment.config.model_dump(mode="json"),
+        "digest": experiment.config.digest(),
+        "layers": list(problem.layers.layers),
+        "parameters": sum(w.numel() for w in experiment.recipe.net.parameters()),
+        "clients": [asdict(c) for c in clients],
+        "coverage": covered,
+        "labels": experiment.labels.tolist(),
+        "dense_bytes": {"down": whole.down, "up": whole.up},  # what one FedAvg client moves per round
+        "reductions": reductions(plans_for(problem, 0), problem.layers),
+        "versions": versions(),
+        "command": " ".join(["fedp3", *sys.argv[1:]]),
+    }
+
+
+def versions() -> dict[str, str]:
+    """What this run was made with."""
+    return {
+        "fedp3": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def reopen(folder: Path) -> Config:
+    """The config of a run folder; refused, with the difference, if it was changed since the run began."""
+    if not (folder / "config.toml").exists():
+        raise InputError(f"{folder} is not a run folder: it has no config.toml")
+    now = config.load(folder / "config.toml")
+    then = record.read_json(folder / "run.json")["config"]
+    changed = [
+        f"  [{s}] {k}: was {then[s].get(k)!r}, is {v!r}"
+        for s, keys in now.model_dump(mode="json").items()
+        if isinstance(keys, dict)
+        for k, v in keys.items()
+        if then.get(s, {}).get(k) != v
+    ]
+    if changed:
+        raise ConfigError(
+            f"{folder}/config.toml was changed after the run began:\n" + "\n".join(changed) + "\nput it back, or start "
+            "a new run with: fedp3 run CONFIG --out NEW_FOLDER"
+        )
+    return now

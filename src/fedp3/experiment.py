@@ -1,0 +1,145 @@
+"""From a config, or a user's own net and data, to everything a run needs; all checks happen here, before training."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedp3 import data as datasets
+from fedp3.aggregate import Aggregation
+from fedp3.client import Recipe, Shard
+from fedp3.config import Config
+from fedp3.cost import Work, flops, held_parameters, measure, peak_bytes, traffic
+from fedp3.data import Dataset
+from fedp3.errors import InputError
+from fedp3.layermap import layer_map
+from fedp3.models import PADS_TO, Spec, build
+from fedp3.partition import histogram, partition, read_partition, split
+from fedp3.plan import PlanRules, check_coverage, coverage, devices
+from fedp3.prune import check_pruning
+from fedp3.server import Problem, ServerState, plans_for
+from fedp3.types import ClientPlan, Layer, Local, Pruning
+
+
+@dataclass(frozen=True, slots=True)
+class Experiment:
+    """A run that is ready to start."""
+
+    problem: Problem
+    recipe: Recipe
+    shards: Mapping[int, Shard]
+    start: ServerState
+    config: Config
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Samples of each class at each client: (clients, classes)."""
+        parts = [torch.cat([s.train, s.test]).numpy() for _, s in sorted(self.shards.items())]
+        return histogram(self.recipe.data.y.numpy(), parts, self.recipe.data.classes)
+
+
+def assemble(config: Config, data_dir: Path | None = None) -> Experiment:
+    """The experiment a config describes."""
+    check_device(config.run.device)
+    data = datasets.load(config.data.name, data_dir, PADS_TO[config.model.name])
+    m = config.model
+    net = build(m.name, Spec(tuple(data.x.shape[1:]), data.classes, m.width, m.norm, m.stem), config.run.seed)
+    return assemble_own(config, net, data)
+
+
+def assemble_own(
+    config: Config, net: nn.Module, data: Dataset, layers: Mapping[Layer, Sequence[str]] | None = None
+) -> Experiment:
+    """The same with a net and data of the user's own; W_0 is what the net holds."""
+    seed, p = config.run.seed, config.prune
+    assert not isinstance(p.keep, str)  # files were read when the config was
+    shards = _shards(config, data)
+    mapped = layer_map(net, layers)
+    pruning = Pruning(p.selector, p.hold, p.stale, p.local, p.q, p.q_min)
+    rules = PlanRules(config.plan.layers, config.plan.redraw, config.plan.others, config.plan.head, p.upload)
+    keep = devices(p.keep, len(shards), seed)
+    examples = {i: len(s.train) for i, s in shards.items()}
+    a, r = config.aggregate, config.run
+    problem = Problem(
+        mapped, rules, pruning, Aggregation(a.rule, a.tau, a.step, a.limit, a.start, a.sketch), keep, examples,
+        r.rounds, r.clients_per_round, r.quorum, r.max_void, r.eval_every, seed,
+    )  # fmt: skip
+    check_coverage(rules, mapped, keep, seed, r.rounds)
+    check_pruning(pruning, mapped, plans_for(problem, 0))
+    initial = {n: net.state_dict()[n].detach().cpu().clone() for n in mapped.shapes}
+    local = Local(**config.local.model_dump(), rounds=r.rounds, augment=config.data.augment)
+    recipe = Recipe(net.to(r.device), mapped, data, local, pruning, initial, seed, r.device)
+    return Experiment(problem, recipe, shards, ServerState(0, initial), config)
+
+
+def _shards(config: Config, data: Dataset) -> dict[int, Shard]:
+    p, seed = config.partition, config.run.seed
+    if p.file:
+        parts = read_partition(Path(p.file), len(data.y))
+        if len(parts) != p.clients:
+            raise InputError(f"{p.file} has {len(parts)} clients, [partition] clients says {p.clients}")
+    else:
+        parts = partition(p.kind, data.y.numpy(), p.clients, seed=seed, classes=p.classes, alpha=p.alpha, sizes=p.sizes)
+    cuts = (split(part, seed=seed, client=i, share=p.train_share) for i, part in enumerate(parts))
+    return {i: Shard(torch.from_numpy(train), torch.from_numpy(test)) for i, (train, test) in enumerate(cuts)}
+
+
+def check_device(device: str) -> None:
+    """Refuse a device this machine does not have."""
+    try:
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise InputError(f"[run] device: {device!r} cannot be used here ({reason}); 'cpu' always works") from None
+
+
+# --------------------------------------------------------------------------- what it will cost
+
+
+@dataclass(frozen=True, slots=True)
+class ClientCost:
+    """What one client is asked for, per round."""
+
+    id: int
+    layers: tuple[Layer, ...]  # L_i
+    keep: Mapping[Layer, float]  # share of each layer it is sent
+    examples: int
+    parameters: int
+    mflops_per_example: float
+    peak_mb: float
+    mb_down: float
+    mb_up: float
+
+
+def costs(experiment: Experiment) -> tuple[list[ClientCost], dict[Layer, list[int]]]:
+    """The cost of every client's plan in round 0, and which clients train each layer."""
+    problem, recipe = experiment.problem, experiment.recipe
+    work = measure(recipe.net, tuple(recipe.data.x.shape[1:]))
+    plans = plans_for(problem, 0)
+    known: dict[tuple[object, ...], ClientCost] = {}  # equal plans cost the same
+    out = []
+    for plan in plans:
+        key = tuple(plan.layers.items())
+        if key not in known:
+            known[key] = _cost(plan, work, experiment)
+        out.append(replace(known[key], id=plan.client, examples=problem.examples[plan.client]))
+    return out, coverage(plans)
+
+
+def _cost(plan: ClientPlan, work: Work, experiment: Experiment) -> ClientCost:
+    layers, pruning, local = experiment.problem.layers, experiment.problem.pruning, experiment.recipe.local
+    bytes_ = traffic(plan, layers, pruning)
+    return ClientCost(
+        id=plan.client,
+        layers=plan.whole,
+        keep={l: {"dense": 1.0, "pruned": p.keep, "none": 0.0}[p.send] for l, p in plan.layers.items()},
+        examples=0,
+        parameters=held_parameters(plan, layers, pruning),
+        mflops_per_example=flops(work, plan, layers, pruning) / 1e6,
+        peak_mb=peak_bytes(work, plan, layers, local.batch, local.momentum > 0) / 1e6,
+        mb_down=bytes_.down / 1e6,
+        mb_up=bytes_.up / 1e6,
+    )

@@ -1,0 +1,136 @@
+"""A config is complete, explained, and wrong in every way at once."""
+
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fedp3 import config
+from fedp3.config import METHODS, Config
+from fedp3.config.schema import Section
+from fedp3.errors import ConfigError
+
+
+def mistakes(raw, overrides=(), **kw) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        config.parse(raw, overrides, "my.toml", **kw)
+    return str(caught.value).splitlines()
+
+
+def test_the_template_explains_every_key_and_no_other():
+    text = config.template()
+    keys = {
+        (name, key) for name, section in Config() if isinstance(section, Section) for key in type(section).model_fields
+    }
+    found, section = set(), ""
+    for line in text.splitlines():
+        if line.startswith("["):
+            section = line.strip("[]")
+        elif "=" in line.split("#  ")[0] and section:
+            body, _, about = line.removeprefix("# ").partition(" # ")
+            assert about.strip(), f"no explanation: {line}"
+            found.add((section, body.partition(" =")[0].strip()))
+    assert found == keys
+
+
+def test_the_template_is_a_config_whose_method_is_one_line():
+    raw = tomllib.loads(config.template())
+    assert config.parse(raw).plan.layers == "opu2"
+    changed = config.parse(tomllib.loads(config.template().replace('method = "fedp3"', 'method = "fedavg"')))
+    assert (changed.plan.layers, changed.prune.keep, changed.aggregate.rule) == ("full", 1.0, "examples")
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_is_written_reads_back_the_same(method):
+    c = config.parse({"method": method, "partition": {"sizes": [90] * 20}, "prune": {"keep": [0.9, 0.5]}})
+    again = config.parse(tomllib.loads(config.to_toml(c)))
+    assert again == c
+    assert again.digest() == c.digest()
+
+
+def test_a_method_sets_defaults_and_a_file_wins_over_them():
+    c = config.parse({"method": "fedavg", "aggregate": {"rule": "simple"}})
+    assert (c.aggregate.rule, c.plan.layers) == ("simple", "full")
+
+
+def test_an_override_wins_over_the_file_and_needs_no_quotes():
+    c = config.parse({"local": {"lr": 1.0}}, ["local.lr=0.25", "prune.selector=neuron", "prune.keep=[0.9, 0.5]"])
+    assert (c.local.lr, c.prune.selector, c.prune.keep) == (0.25, "neuron", (0.9, 0.5))
+
+
+def test_all_mistakes_are_said_at_once_with_the_nearest_name():
+    raw = {
+        "local": {"learning_rate": 1, "lr": -1, "batch": "x"},
+        "plann": {"layers": "opu2"},
+        "prune": {"selector": "magnitud"},
+        "run": {"seed": 1.5},
+    }
+    said = mistakes(raw, ["local.steps=abc", "nonsense"])
+    text = "\n".join(said)
+    assert len(said) == 8
+    assert "unknown key 'learning_rate' (did you mean 'lr'?)" in text
+    assert "unknown section 'plann' (did you mean 'plan'?)" in text
+    assert "did you mean 'magnitude'?" in text
+    assert "[local] lr: should be greater than 0, got -1" in text
+    assert "override 'nonsense'" in text
+    assert all(line.startswith("my.toml: ") for line in said)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["run.clients_per_round=21"], "21 of 20 clients"),
+        (["run.quorum=11"], "can never come"),
+        (["partition.sizes=[1, 2]"], "2 numbers for 20 clients"),
+        (["prune.keep=[0.5, 0.5, 0.5]", "partition.clients=2", "run.clients_per_round=1"], "3 device classes"),
+        (["plan.layers=resnet-b2-part"], "made for model resnet18"),
+        (["plan.layers=prune-all"], "set [prune] upload"),
+        (["plan.layers=opu9x"], "unknown choice of layers"),
+        (["prune.keep=0"], "[prune] keep"),
+        (["run.device=tpu"], "[run] device"),
+        (["method=fedsgd"], "unknown method"),
+        (["aggregate.rule=median"], "unknown aggregation rule"),
+    ],
+)
+def test_what_cannot_be_run_is_refused(overrides, text):
+    assert any(text in line for line in mistakes({}, overrides))
+
+
+def test_a_keep_file_becomes_part_of_the_config(tmp_path: Path):
+    (tmp_path / "devices.csv").write_text("client,keep\n1,0.5\n0,0.25\n")
+    raw = {"prune": {"keep": "devices.csv"}, "partition": {"clients": 2}, "run": {"clients_per_round": 2}}
+    assert config.parse(raw, folder=tmp_path).prune.keep == (0.25, 0.5)
+    (tmp_path / "devices.csv").write_text("client,keep\n1,0.5\n")
+    assert "a row for each of clients 0..1" in mistakes(raw, folder=tmp_path)[0]
+    (tmp_path / "devices.csv").write_text("client,keep\n1,0.5\n0,7\n")
+    assert "must be in (0, 1], got 7.0" in mistakes(raw, folder=tmp_path)[0]
+
+
+def test_a_missing_or_broken_file_is_one_sentence(tmp_path: Path):
+    with pytest.raises(ConfigError, match="fedp3 init"):
+        config.load(tmp_path / "no.toml")
+    (tmp_path / "bad.toml").write_text("local = [")
+    with pytest.raises(ConfigError, match="is not TOML"):
+        config.load(tmp_path / "bad.toml")
+    with pytest.raises(ConfigError, match="cannot read"):
+        config.load(tmp_path)
+
+
+leaf = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.lists(st.integers()))
+names = st.sampled_from(["method", *Config.model_fields, "zzz"])
+
+
+@given(st.dictionaries(names, st.one_of(leaf, st.dictionaries(st.sampled_from(["lr", "keep", "name", "x"]), leaf))))
+def test_any_table_is_a_config_or_a_list_of_mistakes(raw):
+    try:
+        assert isinstance(config.parse(raw), Config)
+    except ConfigError as error:
+        assert str(error)
+
+
+def test_the_digest_tells_configs_apart():
+    a, b = config.parse({}), config.parse({}, ["local.lr=0.06"])
+    assert a.digest() != b.digest()
+    assert a.digest() == config.parse({}).digest()
