@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from fedp3.cli import show
 from fedp3.cli.plan import AsJson, DataDir, Overrides
@@ -27,13 +26,12 @@ def ls(data_dir: DataDir = None, json: AsJson = False) -> None:
     if json:
         show.as_json({"sets": [{k: str(v) if isinstance(v, Path) else v for k, v in asdict(r).items()} for r in rows]})
         return
-    table = Table()
-    for name in ("name", "samples", "classes", "shape", "found"):
-        table.add_column(name, justify="right" if name in ("samples", "classes") else "left")
-    for r in rows:
-        table.add_row(r.name, f"{r.samples:,}", str(r.classes), "x".join(map(str, r.shape)), str(r.path or "no"))
-    show.out.print(table)
-    show.out.print("get one with: fedp3 data get NAME", highlight=False)
+    columns = {"name": "left", "samples": "right", "classes": "right", "shape": "left", "found": "left"}
+    show.table(
+        columns,
+        [(r.name, f"{r.samples:,}", str(r.classes), "x".join(map(str, r.shape)), str(r.path or "no")) for r in rows],
+    )
+    show.tell("get one with: fedp3 data get NAME")
 
 
 @app.command("get")
@@ -46,7 +44,7 @@ def get(
     """
     from fedp3 import data
 
-    show.out.print(f"{name} is in {data.get(name, data_dir)}", highlight=False)
+    show.tell(f"{name} is in {data.get(name, data_dir)}")
 
 
 @app.command("show")
@@ -67,4 +65,4 @@ def show_partition(
     experiment = assemble(config.load(path, overrides or []), data_dir)
     p = experiment.config.partition
     picture = draw_labels(experiment.labels, out, f"{experiment.config.data.name}, {p.kind}, {p.clients} clients")
-    show.out.print(f"open {os.path.relpath(picture)}", highlight=False)
+    show.tell(f"open {os.path.relpath(picture)}")

@@ -44,8 +44,8 @@ def demo(
         show.as_json({"out": str(out), "report": str(page), "runs": rows})
         return
     show.results(rows, dense=rows[0])
-    show.out.print("G server's model, D as dispatched to the device, P after one local update; MB against FedAvg")
-    show.out.print(f"open {os.path.relpath(page)}", highlight=False)
+    show.tell("G server's model, D as dispatched to the device, P after one local update; MB against FedAvg")
+    show.tell(f"open {os.path.relpath(page)}")
 
 
 def _clear(folder: Path) -> None:

@@ -40,10 +40,10 @@ def doctor(data_dir: DataDir = None, json: AsJson = False) -> None:
         show.as_json(found)
         return
     for title in ("versions", "data", "extras"):
-        show.out.print(f"[bold]{title}[/bold]")
+        show.tell(title)
         for name, value in found[title].items():
             missing = f"no; install with: pip install 'fedp3[{name}]'" if title == "extras" else "not found"
             text = {True: "yes", False: missing, None: missing}.get(value, value)
-            show.out.print(f"  {name:<14} {text}", highlight=False, markup=False)
+            show.tell(f"  {name:<14} {text}")
     threads = f"cores {cores}, torch threads {found['torch_threads']}; every client trains on one thread"
-    show.out.print(f"{threads}; devices: {', '.join(devices)}", highlight=False)
+    show.tell(f"{threads}; devices: {', '.join(devices)}")

@@ -2,13 +2,15 @@
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.table import Table
 
 from fedp3.cli import show
 from fedp3.errors import InputError
+
+if TYPE_CHECKING:
+    from fedp3.experiment import ClientCost
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as local.lr=0.05", show_default=False)]
 DataDir = Annotated[
@@ -33,7 +35,7 @@ def init(
         path.write_text(config.template())
     except OSError as error:
         raise InputError(f"cannot write {path}: {error.strerror}") from None
-    show.out.print(f"wrote {path}; next: fedp3 plan {path}, then fedp3 run {path}", highlight=False)
+    show.tell(f"wrote {path}; next: fedp3 plan {path}, then fedp3 run {path}")
 
 
 def plan(
@@ -57,25 +59,43 @@ def plan(
         keys = ("layers", "parameters", "reductions", "dense_bytes")
         show.as_json({"clients": [asdict(c) for c in clients], "coverage": covered, **{k: summary[k] for k in keys}})
         return
-    table = Table(title=f"{path}: what one round asks of each client")
-    for name in ("client", "trains whole (L_i)", "other layers", "examples", "parameters", "MFLOP/example", "peak MB"):
-        table.add_column(name, justify="left" if "layers" in name or "L_i" in name else "right")
-    for name in ("MB down", "MB up"):
-        table.add_column(name, justify="right")
+    names = ("examples", "parameters", "MFLOP", "peak MB", "MB down", "MB up")
+    show.table(
+        {"client": "right", "whole (L_i)": "left", "the rest, kept": "left", **dict.fromkeys(names, "right")},
+        [
+            (
+                str(c.id),
+                " ".join(c.layers),
+                _rest(c) or "-",
+                str(c.examples),
+                f"{c.parameters:,}",
+                f"{c.mflops_per_example:.2f}",
+                f"{c.peak_mb:.1f}",
+                f"{c.mb_down:.2f}",
+                f"{c.mb_up:.2f}",
+            )
+            for c in clients
+        ],
+        title=f"{path}: what one round asks of each client",
+    )
     trains = experiment.config.plan.others == "train" or experiment.config.prune.upload != "none"
-    for c in clients:
-        rest = [f"{l} {k:g}" for l, k in c.keep.items() if l not in c.layers]
-        table.add_row(
-            str(c.id), " ".join(c.layers), " ".join(rest) or "-", str(c.examples), f"{c.parameters:,}",
-            f"{c.mflops_per_example:.2f}", f"{c.peak_mb:.1f}", f"{c.mb_down:.2f}", f"{c.mb_up:.2f}",
-        )  # fmt: skip
-    show.out.print(table)
-    show.out.print(f"other layers are sent pruned to the share shown and {'trained' if trains else 'frozen'} there")
-    counts = ", ".join(f"{l} {len(who)}" for l, who in covered.items())
-    show.out.print(f"clients that train and upload each layer: {counts}")
+    show.tell(
+        f"L_i is sent, trained and uploaded whole; the rest is sent pruned and {'trained' if trains else 'frozen'}"
+    )
+    show.tell("MFLOP: one example forward and backward; peak MB: one training step; MB: payload of one round")
+    show.tell("clients that train and upload each layer: " + ", ".join(f"{l} {len(who)}" for l, who in covered.items()))
     if experiment.problem.layers.note:
-        show.out.print(f"note: {experiment.problem.layers.note}")
-    show.out.print(f"next: fedp3 run {path}", highlight=False)
+        show.tell(f"note: {experiment.problem.layers.note}")
+    show.tell(f"next: fedp3 run {path}")
+
+
+def _rest(c: "ClientCost") -> str:
+    """Layers outside L_i by the share kept: 0.9 conv1 conv2, 0.5 fc1."""
+    by_share: dict[float, list[str]] = {}
+    for l, k in c.keep.items():
+        if l not in c.layers:
+            by_share.setdefault(k, []).append(l)
+    return ", ".join(f"{k:g} {' '.join(ls)}" for k, ls in by_share.items())
 
 
 def methods(json: AsJson = False) -> None:
@@ -89,4 +109,4 @@ def methods(json: AsJson = False) -> None:
         show.as_json(dict(ABOUT_METHODS))
         return
     for name, about in ABOUT_METHODS.items():
-        show.out.print(f"{name:<10} {about}", highlight=False)
+        show.tell(f"{name:<10} {about}")

@@ -182,7 +182,7 @@ def _finish(results: list[dict[str, Any]], folder: Path, json: bool) -> None:
         show.as_json(results[0] if not (folder / "seeds.json").exists() else _several(results, folder))
         return
     show.results([r | {"name": Path(r["out"]).name} for r in results])
-    show.out.print(f"open {os.path.relpath(page)}", highlight=False)
+    show.tell(f"open {os.path.relpath(page)}")
 
 
 def _several(results: list[dict[str, Any]], folder: Path) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
@@ -15,7 +16,8 @@ if TYPE_CHECKING:
     from fedp3.driver import OnRound
     from fedp3.server import RoundRecord
 
-out = Console()
+WIDE = 120  # columns where output goes to a file or a pipe
+out = Console() if sys.stdout.isatty() else Console(width=WIDE)
 err = Console(stderr=True)
 
 
@@ -26,7 +28,22 @@ def share(value: float | None) -> str:
 
 def say(text: str) -> None:
     """A line about what is going on; never on standard output, where results are."""
-    err.print(text, highlight=False)
+    err.print(text, highlight=False, soft_wrap=True)
+
+
+def tell(text: str) -> None:
+    """A line of the result."""
+    out.print(text, highlight=False, markup=False, soft_wrap=True)
+
+
+def table(columns: Mapping[str, str], rows: Sequence[Sequence[str]], title: str | None = None) -> None:
+    """A table; columns say how they align."""
+    shown = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    for name, side in columns.items():
+        shown.add_column(name, justify=side, no_wrap=side == "right")  # type: ignore[arg-type]
+    for row in rows:
+        shown.add_row(*row)
+    out.print(shown)
 
 
 def as_json(value: Mapping[str, Any]) -> None:
@@ -87,23 +104,25 @@ def rounds(name: str, total: int, done: int = 0) -> Iterator["OnRound"]:
 
 
 def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None = None) -> None:
-    """The closing table: accuracies, bytes (against the first row if told), time."""
-    table = Table(title=None)
-    for name in ("run", "G", "D", "P", "worst client", "MB up", "MB down", "rejected", "time"):
-        table.add_column(name, justify="left" if name == "run" else "right")
-    for r in rows:
-        table.add_row(
-            str(r.get("name") or r["method"]),
-            share(r["accuracy_global"]),
-            share(r["accuracy_dispatched"]),
-            share(r["accuracy_personal"]),
-            share(r["accuracy_worst_client"]),
-            _against(r["mb_up"], dense and dense["mb_up"]),
-            _against(r["mb_down"], dense and dense["mb_down"]),
-            str(r["rejected"]),
-            f"{r['seconds']:.1f} s",
-        )
-    out.print(table)
+    """The closing table: accuracies, bytes (against a dense run if there is one), time."""
+    names = ("G", "D", "P", "worst", "MB up", "MB down", "rejected", "seconds")
+    table(
+        {"run": "left", **dict.fromkeys(names, "right")},
+        [
+            (
+                str(r.get("name") or r["method"]),
+                share(r["accuracy_global"]),
+                share(r["accuracy_dispatched"]),
+                share(r["accuracy_personal"]),
+                share(r["accuracy_worst_client"]),
+                _against(r["mb_up"], dense["mb_up"] if dense else None),
+                _against(r["mb_down"], dense["mb_down"] if dense else None),
+                str(r["rejected"]),
+                f"{r['seconds']:.1f}",
+            )
+            for r in rows
+        ],
+    )
 
 
 def _against(value: float, whole: float | None) -> str:

@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from fedp3.cli import show
 from fedp3.cli.plan import AsJson, DataDir, Overrides
@@ -34,8 +33,8 @@ def report(
 
     page = write_report(_runs(folders), out)
     figures = write_figures(folders, page.parent / "figures")
-    show.out.print(f"{len(figures)} figures in {os.path.relpath(page.parent / 'figures')}", highlight=False)
-    show.out.print(f"open {os.path.relpath(page)}", highlight=False)
+    show.tell(f"{len(figures)} figures in {os.path.relpath(page.parent / 'figures')}")
+    show.tell(f"open {os.path.relpath(page)}")
 
 
 def sweep(
@@ -57,7 +56,7 @@ def sweep(
     settings = {m: config.load(path, [*(overrides or []), f"method={m}"]) for m in names}  # all mistakes first
     for m, each in settings.items():
         start_seeds(each, out / m, seeds, workers, data_dir)
-    show.out.print(f"next: fedp3 compare {out}/*", highlight=False)
+    show.tell(f"next: fedp3 compare {out}/*")
 
 
 def compare(folders: Folders, json: AsJson = False) -> None:
@@ -71,10 +70,8 @@ def compare(folders: Folders, json: AsJson = False) -> None:
     if json:
         show.as_json({"runs": rows})
         return
-    table = Table()
     names = list(rows[0]) if rows else []
-    for name in names:
-        table.add_column(name, justify="left" if name in ("run", "method") else "right")
-    for row in rows:
-        table.add_row(*(f"{v:.4g}" if isinstance(v, float) else "-" if v is None else str(v) for v in row.values()))
-    show.out.print(table)
+    show.table(
+        {name: "left" if name in ("run", "method") else "right" for name in names},
+        [[f"{v:.4g}" if isinstance(v, float) else "-" if v is None else str(v) for v in r.values()] for r in rows],
+    )

@@ -1,0 +1,165 @@
+"""The page's figures as PNG and SVG files, by matplotlib, which is imported when one is asked for."""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from fedp3.errors import InputError, RunError
+from fedp3.report import charts
+from fedp3.report.charts import Chart
+from fedp3.report.grids import FROZEN, NEVER, PRUNED, WHOLE, Grid, label_grid, plan_grid
+from fedp3.report.runs import load_runs
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+STYLE: Any = {  # matplotlib types every key
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#e3e7ec",
+    "axes.axisbelow": True,
+    "legend.frameon": False,
+    "legend.fontsize": 9,
+    "text.parse_math": False,  # a run may be called "$x"
+    "svg.hashsalt": "fedp3",  # with no date either, the same run gives the same file
+}
+COLOURS = ("#2563c9", "#c2410c", "#0f7b5f", "#9333a8", "#a16207", "#0e7490", "#be185d", "#4d5a6b")
+FILLS = {
+    WHOLE: "#2563c9",
+    PRUNED: "#e08a2e",
+    FROZEN: "#7a8797",
+    NEVER: "#b58bc4",
+    "label": "#0f7b5f",
+    "none": "#ffffff",
+}
+WHITE = np.ones(3)
+
+
+def write_figures(folders: Iterable[Path], out_dir: Path) -> list[Path]:
+    """accuracy, loss, bytes, accuracy-per-mb, plan and labels, each as .png and .svg; returns the files."""
+    runs = load_runs(folders)
+    firsts = [run.seeds[0] for run in runs]
+    plans = [plan_grid(seed) for seed in firsts]
+    labels = [label_grid(seed.about["labels"]) for seed in firsts]
+    names = [run.name for run in runs]
+    out: list[Path] = []
+    for figure in charts.figures(runs):
+        out += _write(Path(out_dir), figure.name, _lines(figure.panels), (".png", ".svg"))
+    for name, grids in (("plan", plans), ("labels", labels)):
+        out += _write(Path(out_dir), name, _grids(grids, names), (".png", ".svg"))
+    return out
+
+
+def draw_labels(labels: npt.NDArray[np.integer[Any]], path: Path, title: str = "") -> Path:
+    """A picture of a partition: the samples of each class (rows) at each client (columns) of `labels`' shape."""
+    table = np.asarray(labels)
+    if table.ndim != 2 or table.dtype.kind not in "iu":
+        raise InputError(
+            f"cannot draw labels of {table.dtype}{list(table.shape)}: want whole numbers, clients x classes"
+        )
+    path = Path(path)
+    return _write(path.parent, path.stem, _grids([label_grid(table.tolist())], [title]), (path.suffix or ".png",))[0]
+
+
+def _write(folder: Path, name: str, draw: Callable[[], "Figure"], endings: Sequence[str]) -> list[Path]:
+    import matplotlib as mpl
+
+    paths = [folder / f"{name}{ending}" for ending in endings]
+    with mpl.rc_context():
+        mpl.rcdefaults()
+        mpl.rcParams.update(STYLE)
+        figure = draw()
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in paths:
+                figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+                figure.set_layout_engine("none")  # half the time of a drawing; it need not be done again
+        except OSError as error:
+            raise RunError(f"cannot write figure {name!r} to {folder}: {error.strerror or error}") from None
+    return paths
+
+
+# --------------------------------------------------------------------------- lines
+
+
+def _lines(panels: Sequence[Chart]) -> Callable[[], "Figure"]:
+    def draw() -> "Figure":
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(5.2 * len(panels), 3.9), layout="constrained")
+        axes = figure.subplots(1, len(panels), squeeze=False)[0]
+        for ax, chart in zip(axes, panels, strict=True):
+            _panel(ax, chart)
+        handles, labels = axes[0].get_legend_handles_labels()
+        if handles:
+            axes[0].legend(handles, labels)
+        return figure
+
+    return draw
+
+
+def _panel(ax: Any, chart: Chart) -> None:
+    for s in chart.series:
+        x, y, spread = (np.array([getattr(p, k) for p in s.points], dtype=float) for k in ("x", "y", "spread"))
+        colour = COLOURS[s.colour % len(COLOURS)] if s.colour >= 0 else "#6b7787"
+        marker = "o" if s.colour >= 0 and len(x) <= 40 else ""
+        # A leading underscore would hide the line from the legend.
+        ax.plot(x, y, "--" if s.dashed else "-", color=colour, marker=marker, ms=3.5, label=f"\u200a{s.label}")
+        if spread.any():
+            ax.fill_between(x, y - spread, y + spread, color=colour, alpha=0.16, lw=0)
+    ax.set(title=chart.title, xlabel=chart.x, ylabel=chart.y, ylim=chart.limits)
+    if chart.y == "accuracy":
+        ax.yaxis.set_major_formatter(lambda v, _: f"{100 * v:g} %")
+    if chart.x == "round":
+        ax.xaxis.get_major_locator().set_params(integer=True)
+
+
+# --------------------------------------------------------------------------- clients
+
+
+def _grids(grids: Sequence[Grid], names: Sequence[str]) -> Callable[[], "Figure"]:
+    def draw() -> "Figure":
+        from matplotlib.figure import Figure
+
+        heights = [min(9.0, max(1.2, 0.26 * len(g.rows))) + 1.2 for g in grids]
+        figure = Figure(figsize=(9.5, sum(heights)), layout="constrained")
+        axes = figure.subplots(len(grids), 1, squeeze=False, height_ratios=heights)[:, 0]
+        for ax, grid, name in zip(axes, grids, names, strict=True):
+            _picture(ax, grid, name)
+        return figure
+
+    return draw
+
+
+def _picture(ax: Any, grid: Grid, name: str) -> None:
+    from matplotlib.colors import to_rgb
+    from matplotlib.patches import Patch
+
+    pixels = np.array([[_pixel(to_rgb(FILLS[c.kind]), c.shade) for c in column] for column in grid.cells])
+    if pixels.size:
+        ax.imshow(pixels.transpose(1, 0, 2), aspect="auto", interpolation="nearest")
+    every = -(-len(grid.rows) // 40) or 1
+    ax.set_yticks(range(0, len(grid.rows), every), list(islice(grid.rows, 0, None, every)))
+    ax.set(xlabel="client", ylabel=grid.row)
+    ax.set_title(name, pad=24)
+    ax.xaxis.get_major_locator().set_params(integer=True)
+    ax.grid(visible=False)
+    if len(grid.columns) <= 60:
+        n, m = len(grid.columns), len(grid.rows)
+        ax.vlines(np.arange(1, n) - 0.5, -0.5, m - 0.5, color="white", lw=1.5)
+        ax.hlines(np.arange(1, m) - 0.5, -0.5, n - 0.5, color="white", lw=1.5)
+    keys = [Patch(color=FILLS[kind], label=says) for kind, says in grid.legend.items()]
+    ax.legend(handles=keys, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(keys), borderpad=0, borderaxespad=0.5)
+
+
+def _pixel(rgb: Sequence[float], shade: float) -> npt.NDArray[np.float64]:
+    return shade * np.array(rgb) + (1 - shade) * WHITE

@@ -1,0 +1,87 @@
+"""`fedp3.run` keeps the promises of the command line."""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+import fedp3
+from fedp3.errors import ConfigError, InputError, PlanError
+
+SETTINGS = {
+    "partition": {"kind": "iid", "clients": 4},
+    "local": {"steps": 2, "lr": 0.1},
+    "run": {"rounds": 3, "clients_per_round": 2, "eval_every": 0},
+}
+
+
+@pytest.fixture
+def data():
+    y = torch.arange(80) % 2
+    x = torch.randn(80, 6, generator=torch.Generator().manual_seed(0)) + 2 * y[:, None]
+    return x, y
+
+
+def net() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 2))
+
+
+def test_tensors_and_torch_data_sets_give_the_same_bits(data):
+    a = fedp3.run(net(), data, **SETTINGS)
+    b = fedp3.run(net(), TensorDataset(*data), **SETTINGS)
+    assert a.model_sha256 == b.model_sha256
+    assert set(a.accuracy) == {"G", "D", "P"}
+    net().load_state_dict(dict(a.weights))
+
+
+def test_calling_again_with_the_same_folder_goes_on_where_it_stopped(data, tmp_path):
+    whole = fedp3.run(net(), data, **SETTINGS)
+
+    class Stop(Exception):
+        pass
+
+    def stop(record):
+        if record.t == 1:
+            raise Stop
+
+    with pytest.raises(Stop):
+        fedp3.run(net(), data, out=tmp_path / "r", on_round=stop, **SETTINGS)
+    seen = []
+    again = fedp3.run(net(), data, out=tmp_path / "r", on_round=seen.append, **SETTINGS)
+    assert [r.t for r in seen] == [2]
+    assert again.model_sha256 == whole.model_sha256
+    with pytest.raises(InputError):
+        fedp3.run(net(), data, out=tmp_path / "r", **(SETTINGS | {"local": {"steps": 3, "lr": 0.1}}))
+
+
+def test_a_report_needs_a_folder(data, tmp_path):
+    with pytest.raises(InputError, match="out="):
+        fedp3.run(net(), data, **SETTINGS).report(tmp_path / "r.html")
+    result = fedp3.run(net(), data, out=tmp_path / "r", **SETTINGS)
+    assert result.report(tmp_path / "r.html").exists()
+
+
+def test_wrong_settings_are_said_before_training(data):
+    with pytest.raises(ConfigError, match="did you mean 'rounds'"):
+        fedp3.run(net(), data, run={"round": 3})
+    with pytest.raises(PlanError, match="no client trains"):
+        fedp3.run(
+            net(),
+            data,
+            plan={"layers": "lowerb"},
+            **(SETTINGS | {"partition": {"clients": 1, "kind": "iid"}, "run": {"rounds": 1, "clients_per_round": 1}}),
+        )
+
+
+def test_own_layers_are_taken(data):
+    own = {"body": ["0.weight", "0.bias", "2.weight", "2.bias"], "head": ["4.weight", "4.bias"]}
+    result = fedp3.run(net(), data, layers=own, plan={"layers": "lowerb"}, **SETTINGS)
+    assert list(result.experiment.problem.layers.layers) == ["body", "head"]
+
+
+def test_the_public_names_are_these():
+    assert sorted(fedp3.__all__) == ["Result", "__version__", "layer_map", "run"]
+    assert all(getattr(fedp3, name) is not None for name in fedp3.__all__)
+    with pytest.raises(AttributeError):
+        _ = fedp3.nonsense

@@ -1,0 +1,229 @@
+"""The commands as a user types them: output, files, exit codes."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fedp3 import cli, record
+from fedp3.cli.show import share
+
+TINY = ["model.width=0.03", "partition.clients=6", "run.clients_per_round=3", "run.rounds=2", "local.steps=2"]
+ALONE = ["partition.clients=1", "run.clients_per_round=1"]
+COMMANDS = ["demo", "init", "plan", "methods", "run", "resume", "report", "sweep", "compare", "doctor"]
+COMMANDS += ["data ls", "data get", "data show"]
+
+
+@pytest.fixture
+def fedp3(capsys, tmp_path, monkeypatch):
+    """Run a command in an empty folder: (exit code, standard output, standard error)."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv("FEDP3_DATA", raising=False)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        try:
+            cli.main(list(arguments))
+            code = 0
+        except SystemExit as stopped:
+            code = int(stopped.code or 0)
+        said = capsys.readouterr()
+        return code, said.out, said.err
+
+    return call
+
+
+def last(out: str) -> dict:
+    return json.loads(out.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_has_help_with_an_example(command, fedp3):
+    code, out, _ = fedp3(*command.split(), "--help")
+    assert code == 0
+    assert "Example" in out and f"fedp3 {command}" in re.sub(r"\s+", " ", out)
+
+
+def test_help_answers_without_importing_torch():
+    code = "import sys; from fedp3 import cli; cli.main(['--help'])"
+    probe = f"import atexit, sys; atexit.register(lambda: print('torch' in sys.modules)); {code}"
+    done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
+    assert done.stdout.strip().endswith("False")
+
+
+def test_init_plan_run_report_from_nothing(fedp3, tmp_path):
+    assert fedp3("init", "my.toml")[0] == 0
+    code, out, _ = fedp3("plan", "my.toml", *TINY)
+    assert code == 0 and "what one round asks of each client" in out and "next: fedp3 run my.toml" in out
+    code, out, err = fedp3("run", "my.toml", *TINY, "--out", "runs/a")
+    assert code == 0
+    assert "round 2/2" in err
+    assert out.strip().splitlines()[-1] == "open runs/a/report.html"
+    assert (tmp_path / "runs/a/report.html").exists()
+    code, out, _ = fedp3("report", "runs/a", "--out", "page.html")
+    assert code == 0 and "open page.html" in out and (tmp_path / "figures").is_dir()
+
+
+def test_init_does_not_overwrite(fedp3):
+    fedp3("init", "my.toml")
+    code, _, err = fedp3("init", "my.toml")
+    assert code == 2 and "--force" in err
+    assert fedp3("init", "my.toml", "--force")[0] == 0
+
+
+def test_run_json_is_one_object_on_the_last_line(fedp3):
+    fedp3("init", "my.toml")
+    code, out, _ = fedp3("run", "my.toml", *TINY, "--out", "runs/a", "--json")
+    result = last(out)
+    assert code == 0
+    assert len(out.strip().splitlines()) == 1
+    assert result["out"] == "runs/a" and result["rounds"] == 2 and result["epsilon_max"] is None
+    assert re.fullmatch(r"[0-9a-f]{64}", result["model_sha256"])
+    for key in ("accuracy_global", "accuracy_dispatched", "accuracy_personal", "accuracy_worst_client"):
+        assert 0 <= result[key] <= 1
+    events = record.read_events(Path("runs/a"))
+    assert result["mb_up"] == pytest.approx(sum(e["bytes_up"] for e in events) / 1e6)
+    assert result["mb_down"] == pytest.approx(sum(e["bytes_down"] for e in events) / 1e6)
+    assert isinstance(result["rejected"], int) and result["seconds"] > 0
+
+
+def test_without_out_runs_are_numbered(fedp3):
+    fedp3("init", "my.toml")
+    assert last(fedp3("run", "my.toml", *TINY, "--json")[1])["out"] == "runs/my-1"
+    assert last(fedp3("run", "my.toml", *TINY, "--json")[1])["out"] == "runs/my-2"
+
+
+def test_plan_json_holds_every_client_and_the_coverage(fedp3):
+    fedp3("init", "my.toml")
+    code, out, _ = fedp3("plan", "my.toml", *TINY, "prune.keep=[0.9, 0.5]", "--json")
+    plan = last(out)
+    assert code == 0
+    assert [c["id"] for c in plan["clients"]] == list(range(6))
+    for c in plan["clients"]:
+        assert c["layers"][-1] == "ffc" and len(c["layers"]) == 3
+        assert set(c["keep"]) == {"fc1", "fc2", "fc3", "ffc"} and c["keep"]["ffc"] == 1
+        assert min(c["keep"].values()) in (0.9, 0.5)
+        for key in ("parameters", "mflops_per_example", "peak_mb", "mb_down", "mb_up"):
+            assert c[key] > 0
+    assert {l: len(who) for l, who in plan["coverage"].items()} == {"fc1": 4, "fc2": 4, "fc3": 4, "ffc": 6}
+
+
+def test_the_plans_bytes_are_the_runs_bytes(fedp3):
+    fedp3("init", "my.toml")
+    everyone = [*TINY, "run.clients_per_round=0", "run.rounds=1"]
+    plan = last(fedp3("plan", "my.toml", *everyone, "--json")[1])
+    result = last(fedp3("run", "my.toml", *everyone, "--out", "a", "--json")[1])
+    assert result["mb_up"] == pytest.approx(sum(c["mb_up"] for c in plan["clients"]))
+    assert result["mb_down"] == pytest.approx(sum(c["mb_down"] for c in plan["clients"]))
+
+
+def test_seeds_have_a_folder_each_and_resume_finishes_what_is_missing(fedp3, tmp_path):
+    fedp3("init", "my.toml")
+    code, out, _ = fedp3("run", "my.toml", *TINY, "--out", "s", "--seeds", "2", "--json")
+    both = last(out)
+    assert code == 0 and len(both["runs"]) == 2
+    assert both["accuracy_global"] == pytest.approx(sum(r["accuracy_global"] for r in both["runs"]) / 2)
+    assert both["runs"][0]["model_sha256"] != both["runs"][1]["model_sha256"]
+    assert fedp3("run", "my.toml", *TINY, "--out", "s", "--seeds", "2")[0] == 2
+    (tmp_path / "s/seed-1/result.json").unlink()
+    again = last(fedp3("resume", "s", "--json")[1])
+    assert [r["model_sha256"] for r in again["runs"]] == [r["model_sha256"] for r in both["runs"]]
+
+
+def test_sweep_and_compare(fedp3):
+    fedp3("init", "my.toml")
+    code, out, _ = fedp3("sweep", "my.toml", *TINY, "--methods", "fedavg,fedp3", "--seeds", "2", "--out", "d")
+    assert code == 0 and "next: fedp3 compare d/*" in out
+    code, out, _ = fedp3("compare", "d/fedavg", "d/fedp3", "--json")
+    rows = last(out)["runs"]
+    assert code == 0 and [r["method"] for r in rows] == ["fedavg", "fedp3"]
+    assert rows[1]["mb_up"] < rows[0]["mb_up"]
+    assert fedp3("compare", "d/fedavg")[0] == 0
+    assert fedp3("sweep", "my.toml", "--methods", "fedavg,nonsense", "--out", "e")[0] == 2
+    assert not Path("e").exists()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["run", "no.toml"], "fedp3 init"),
+        (["run", "my.toml", "local.lr=-1"], "greater than 0"),
+        (["run", "my.toml", "--engine", "ray"], "unknown engine"),
+        (["run", "my.toml", "run.device=cuda:7"], "cannot be used here"),
+        (["run", "my.toml", "data.name=cifar10"], "cifar-10-batches-bin"),
+        (
+            ["run", "my.toml", "plan.layers=random-1", "partition.clients=1", "run.clients_per_round=1"],
+            "no client trains",
+        ),
+        (["run", "my.toml", "prune.selector=ordered", "plan.layers=lowerb"], "never moves"),
+        (["resume", "nowhere"], "not a run folder"),
+        (["report", "nowhere"], "not a run folder"),
+        (["compare", "nowhere"], "not a run folder"),
+        (["data", "get", "imagenet"], "unknown data set"),
+    ],
+)
+def test_wrong_input_exits_2_before_any_folder_is_made(arguments, says, fedp3, tmp_path):
+    fedp3("init", "my.toml")
+    code, out, err = fedp3(*arguments)
+    assert code == 2, (out, err)
+    assert says in err
+    assert "Traceback" not in err
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["my.toml"]
+
+
+def test_the_demo_trains_two_methods_and_ends_at_a_report(fedp3, tmp_path, monkeypatch):
+    monkeypatch.setattr(cli.demo, "SETTINGS", (*cli.demo.SETTINGS, "run.rounds=2", "model.width=0.03"))
+    code, out, _ = fedp3("demo")
+    assert code == 0
+    assert "fedavg" in out and "fedp3" in out and "(100 %)" in out
+    assert out.strip().splitlines()[-1] == "open fedp3-demo/report.html"
+    keeps = {min(c["keep"].values()) for c in record.read_json(tmp_path / "fedp3-demo/fedp3/run.json")["clients"]}
+    assert keeps == {0.9, 0.7, 0.5}
+    assert fedp3("demo")[0] == 0, "it may be run again"
+    (tmp_path / "mine/fedavg").mkdir(parents=True)
+    assert fedp3("demo", "--out", "mine")[0] == 2, "it removes nothing but its own"
+
+
+def test_data_ls_and_show(fedp3, tmp_path):
+    code, out, _ = fedp3("data", "ls")
+    assert code == 0 and "digits" in out and "cifar100" in out
+    rows = {r["name"]: r for r in last(fedp3("data", "ls", "--json")[1])["sets"]}
+    assert rows["mnist"]["path"] is None and rows["digits"]["samples"] == 1797
+    fedp3("init", "my.toml")
+    code, out, _ = fedp3("data", "show", "my.toml", "partition.kind=dirichlet", "--out", "p.png")
+    assert code == 0 and "open p.png" in out
+    assert (tmp_path / "p.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_doctor_reports_versions_data_extras_and_threads(fedp3):
+    found = last(fedp3("doctor", "--json")[1])
+    assert found["versions"]["torch"] and found["cores"] >= 1 and found["devices"][0] == "cpu"
+    assert set(found["extras"]) == {"flower", "privacy", "tensorboard"}
+    assert found["data"]["digits"]
+    assert fedp3("doctor")[0] == 0
+
+
+def test_tensorboard_events_hold_the_scores(fedp3, tmp_path):
+    pytest.importorskip("tensorboard")
+    fedp3("init", "my.toml")
+    assert fedp3("run", "my.toml", *TINY, "--out", "a", "--tensorboard")[0] == 0
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(tmp_path / "a/tensorboard"))
+    events.Reload()
+    recorded = record.read_events(tmp_path / "a")
+    assert [e.value for e in events.Scalars("train/loss")] == pytest.approx([e["loss"] for e in recorded])
+    assert events.Scalars("accuracy/G")[-1].value == pytest.approx(recorded[-1]["G"]["mean"])
+
+
+def test_methods_lists_a_line_each(fedp3):
+    code, out, _ = fedp3("methods")
+    assert code == 0 and out.splitlines()[0].startswith("fedp3")
+    assert set(last(fedp3("methods", "--json")[1])) >= {"fedp3", "fedavg"}
+
+
+def test_a_missing_score_is_a_dash():
+    assert (share(None), share(0.5)) == ("-", "50.0 %")

@@ -1,0 +1,159 @@
+"""Engines carry; they do not change a bit, and a client that breaks is its own failure."""
+
+import os
+import signal
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+from fedp3 import config
+from fedp3.data import from_tensors
+from fedp3.driver import drive, make_engine
+from fedp3.engines.inprocess import States, one_thread, sequential
+from fedp3.engines.pool import pool
+from fedp3.errors import InputError, RunError
+from fedp3.experiment import assemble, assemble_own
+from fedp3.record import model_sha256
+from fedp3.server import plans_for, run, run_round
+from fedp3.types import ClientPlan, ClientState, Task
+
+SMALL = ["model.width=0.03", "partition.clients=6", "run.clients_per_round=4", "run.rounds=3", "local.steps=2"]
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return assemble(config.parse({}, [*SMALL, "prune.keep=[0.9, 0.5]", "plan.head=personal_uploaded"]))
+
+
+def final_hash(experiment, engine) -> str:
+    try:
+        return drive(experiment, engine).result["model_sha256"]
+    finally:
+        engine.close()
+
+
+@pytest.mark.parametrize("selector", ["magnitude", "neuron"])
+def test_one_two_and_four_workers_give_the_same_bits(selector):
+    e = assemble(
+        config.parse({}, [*SMALL, f"prune.selector={selector}", "aggregate.rule=attention", "plan.head=personal"])
+    )
+    hashes = {workers: final_hash(e, make_engine(e, workers)) for workers in (1, 2, 4)}
+    assert len(set(hashes.values())) == 1, hashes
+
+
+def test_any_reply_order_gives_the_same_bits(experiment):
+    engine = sequential(experiment.recipe, experiment.shards)
+    straight = final_hash(experiment, engine)
+    backwards = sequential(experiment.recipe, experiment.shards)
+
+    def reversed_replies(tasks):
+        return reversed(list(backwards.execute(tasks)))
+
+    *_, (state, _) = run(experiment.problem, experiment.start, reversed_replies)
+    assert model_sha256(state.W) == straight
+
+
+def test_clients_train_on_one_thread_and_the_setting_comes_back():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    with one_thread():
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)
+
+
+class Breaks(nn.Module):
+    """A net that raises, or ends its process, when it sees a certain client's data."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.fc1, self.ffc, self.how = nn.Linear(4, 3), nn.Linear(3, 2), how
+
+    def forward(self, x):
+        if self.training and float(x[0, 0]) > 50:
+            if self.how == "dies":
+                os.kill(os.getpid(), signal.SIGKILL)
+            raise ValueError("this client cannot")
+        return self.ffc(torch.relu(self.fc1(x)))
+
+
+def breaking(how: str):
+    """Six clients, of which client 2 breaks."""
+    x, y = torch.randn(60, 4), torch.arange(60) % 2
+    e = assemble_own(
+        config.parse({}, ["partition.kind=iid", *SMALL[1:], "run.clients_per_round=0", "plan.layers=full"]),
+        Breaks(how),
+        from_tensors(x, y),
+    )
+    with torch.no_grad():
+        e.recipe.data.x[e.shards[2].train] = 99.0
+    return e
+
+
+def test_a_client_that_raises_is_rejected_with_its_reason_and_the_round_goes_on():
+    e = breaking("raises")
+    new, record = run_round(e.problem, e.start, sequential(e.recipe, e.shards).execute)
+    assert list(record.rejected) == [2]
+    assert "ValueError: this client cannot" in record.rejected[2]
+    assert record.accepted == (0, 1, 3, 4, 5)
+    without = [p for p in plans_for(e.problem, 0) if p.client != 2]
+    assert len(without) == 5 and new.seen.keys() == {0, 1, 3, 4, 5}
+
+
+def test_a_client_whose_process_is_killed_fails_alone():
+    e = breaking("dies")
+    engine = pool(e.recipe, e.shards, 2)
+    try:
+        _, record = run_round(e.problem, e.start, engine.execute)
+        assert record.accepted == (0, 1, 3, 4, 5)
+        assert "died twice" in record.rejected[2]
+        _, again = run_round(e.problem, e.start, engine.execute)
+        assert again.accepted == (0, 1, 3, 4, 5)
+    finally:
+        engine.close()
+
+
+def test_when_nobody_answers_the_run_ends_with_the_reasons():
+    e = breaking("raises")
+    with torch.no_grad():
+        e.recipe.data.x[:] = 99.0
+    states = []
+    with pytest.raises(RunError, match=r"5 rounds in a row.*this client cannot"):
+        states.extend(run(replace(e.problem, rounds=9), e.start, sequential(e.recipe, e.shards).execute))
+    assert len(states) == 5
+    assert {model_sha256(state.W) for state, _ in states} == {model_sha256(e.start.W)}
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_after_the_deadline_clients_are_late_and_the_round_closes(workers, experiment):
+    e, make = experiment, {1: sequential, 2: lambda r, s, **kw: pool(r, s, 2, **kw)}[workers]
+    engine = make(e.recipe, e.shards, deadline=1e-9)
+    try:
+        _, record = run_round(e.problem, e.start, engine.execute)
+        assert len(record.late) >= 1
+        assert not record.rejected
+        assert len(record.late) + len(record.accepted) == 4
+    finally:
+        engine.close()
+
+
+def test_a_net_that_cannot_be_pickled_is_refused_for_workers(experiment):
+    class Local(nn.Linear):
+        pass
+
+    with pytest.raises(InputError, match="can be pickled"):
+        pool(replace(experiment.recipe, net=Local(2, 2)), experiment.shards, 2)
+
+
+def test_states_keep_the_one_asked_for_and_the_newest():
+    states, plan = States(), ClientPlan(7, {})
+    for t in (1, 4):
+        states.keep(7, ClientState(t, {"w": torch.ones(1)}))
+    assert states.start(Task(5, plan, {}, state_from=1)).t == 1  # round 4's update was never accepted
+    states.keep(7, ClientState(5, {"w": torch.ones(1)}))
+    assert set(states.of[7]) == {1, 5}
+    assert states.start(Task(6, plan, {}, kind="evaluate", state_from=1)).t == 1
+    assert set(states.of[7]) == {1, 5}, "an evaluation forgets nothing"
+    assert states.start(Task(6, plan, {}, state_from=-1)) is None

@@ -1,0 +1,254 @@
+"""Whatever ends a run, `fedp3 resume` ends at the same bits as a run that nothing ended."""
+
+import errno
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from tests.killed import MOMENTS
+
+from fedp3 import cli, record
+from fedp3.errors import RunError
+
+HERE = Path(__file__).parent
+CONFIG = """
+method = "fedp3"
+[partition]
+clients = 6
+[model]
+width = 0.02
+[plan]
+head = "personal_uploaded"
+[aggregate]
+rule = "attention"
+[local]
+steps = 2
+lr = 0.1
+[run]
+rounds = 4
+clients_per_round = 4
+eval_every = 2
+"""
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("resume")
+    (folder / "my.toml").write_text(CONFIG)
+    return folder
+
+
+def fedp3(*arguments: str, capsys=None) -> tuple[int, str]:
+    """Run the command line in this process: (exit code, last line of standard output)."""
+    try:
+        cli.main(list(arguments))
+        code = 0
+    except SystemExit as stopped:
+        code = int(stopped.code or 0)
+    text = capsys.readouterr() if capsys else None
+    last = text.out.strip().splitlines()[-1:] if text else []
+    return code, (last[0] if last else "") + (text.err if text and code else "")
+
+
+@pytest.fixture(scope="module")
+def whole(place: Path) -> str:
+    """The model hash of a run that nothing ended."""
+    fedp3("run", str(place / "my.toml"), "--out", str(place / "whole"))
+    return model_of(place / "whole")
+
+
+def model_of(folder: Path) -> str:
+    return str(record.read_json(folder / "result.json")["model_sha256"])
+
+
+def hash_after_resume(folder: Path) -> str:
+    code, _ = fedp3("resume", str(folder))
+    assert code == 0
+    events = record.read_events(folder)
+    assert [e["t"] for e in events] == [0, 1, 2, 3]
+    return model_of(folder)
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_killed_at_this_moment_it_resumes_to_the_same_bits(moment, place, whole, tmp_path):
+    done = subprocess.run(
+        [sys.executable, HERE / "killed.py", place / "my.toml", tmp_path / "run", moment, "3"], capture_output=True
+    )
+    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    assert not (tmp_path / "run" / "result.json").exists()
+    assert hash_after_resume(tmp_path / "run") == whole
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_leaves_a_checkpoint_and_names_the_way_back(number, place, whole, tmp_path):
+    folder = tmp_path / "run"
+    slow = [str(place / "my.toml"), "run.checkpoint_every=100", "run.rounds=2000", "--out", str(folder)]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "fedp3", "run", *slow], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    wait_for(lambda: len(record.read_events(folder)) >= 3)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 128 + number, err
+    assert f"fedp3 resume {folder}" in err
+    newest = max(p.stem for p in (folder / "checkpoint").glob("*.json"))
+    assert int(newest) == len(record.read_events(folder)), "the last whole round is saved"
+
+
+def wait_for(condition, seconds: float = 60) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.05)
+
+
+def damage_truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-100])
+
+
+def damage_bit(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def damage_gone(path: Path) -> None:
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [damage_truncated, damage_bit, damage_gone])
+@pytest.mark.parametrize("suffix", ["safetensors", "json"])
+def test_a_damaged_checkpoint_is_noticed_and_the_one_before_is_used(damage, suffix, place, whole, tmp_path, capsys):
+    shutil.copytree(place / "whole", tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    damage(tmp_path / "run" / "checkpoint" / f"00000004.{suffix}")
+    assert hash_after_resume(tmp_path / "run") == whole
+    said = capsys.readouterr().err
+    assert "going on after round 3 of 4" in said
+    if not (damage is damage_gone and suffix == "json"):
+        assert "checkpoint of round 4 cannot be used" in said
+
+
+def test_without_any_checkpoint_a_run_begins_again(place, whole, tmp_path):
+    shutil.copytree(place / "whole", tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    (tmp_path / "run" / "checkpoint").mkdir()
+    assert hash_after_resume(tmp_path / "run") == whole
+
+
+def test_a_finished_run_prints_its_result(place, whole, capsys):
+    code, last = fedp3("resume", str(place / "whole"), "--json", capsys=capsys)
+    assert code == 0
+    assert json.loads(last)["model_sha256"] == whole
+
+
+def test_a_changed_config_is_refused_with_the_difference(place, whole, tmp_path, capsys):
+    shutil.copytree(place / "whole", tmp_path / "run")
+    text = (tmp_path / "run" / "config.toml").read_text()
+    (tmp_path / "run" / "config.toml").write_text(text.replace("lr = 0.1", "lr = 0.3"))
+    code, said = fedp3("resume", str(tmp_path / "run"), capsys=capsys)
+    assert code == 2
+    assert "[local] lr: was 0.1, is 0.3" in said
+
+
+def test_a_second_run_into_the_same_folder_names_resume(place, whole, capsys):
+    code, said = fedp3("run", str(place / "my.toml"), "--out", str(place / "whole"), capsys=capsys)
+    assert code == 2
+    assert "fedp3 resume" in said
+
+
+def test_a_second_writer_is_refused_and_a_dead_ones_lock_is_not_one(place, whole, tmp_path, capsys):
+    shutil.copytree(place / "whole", tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    with record.locked(tmp_path / "run"):
+        other = [sys.executable, "-m", "fedp3", "resume", str(tmp_path / "run")]
+        refused = subprocess.run(other, capture_output=True, text=True)
+        assert refused.returncode == 2
+        assert f"written by process {os.getpid()}" in refused.stderr
+    assert (tmp_path / "run" / ".lock").exists()
+    assert hash_after_resume(tmp_path / "run") == whole
+
+
+# --------------------------------------------------------------------------- disks
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 1 MB, where the machine lets us mount one."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", place], capture_output=True)
+    if mounted.returncode:
+        pytest.skip("this machine does not let the test mount a file system; the injected test covers the case")
+    yield place
+    subprocess.run(["umount", "-l", place], check=True)
+
+
+def test_a_full_disk_stops_the_run_and_keeps_the_old_checkpoint(place, small_disk, tmp_path, capsys):
+    big = [str(place / "my.toml"), "model.width=0.1", "--out", str(small_disk / "run")]
+    filler = small_disk / "filler"
+    filler.write_bytes(b"0" * 500_000)
+    code, said = fedp3("run", *big, capsys=capsys)
+    assert code == 1
+    assert "cannot write" in said and "bytes to" in said and "No space left" in said
+    filler.unlink()
+    kept, _ = record.load_checkpoint(small_disk / "run", digest_of(small_disk / "run"))
+    assert kept is not None
+    code, _ = fedp3("resume", str(small_disk / "run"), capsys=capsys)
+    assert code == 0
+    fedp3("run", *big[:2], "--out", str(tmp_path / "same"))
+    hashes = {
+        json.loads((f / "result.json").read_text())["model_sha256"] for f in (small_disk / "run", tmp_path / "same")
+    }
+    assert len(hashes) == 1
+
+
+def digest_of(folder: Path) -> str:
+    return str(record.read_json(folder / "run.json")["digest"])
+
+
+def test_a_read_only_disk_fails_before_the_first_round(place, small_disk, capsys):
+    subprocess.run(["mount", "-o", "remount,ro", small_disk], check=True)
+    code, said = fedp3("run", str(place / "my.toml"), "--out", str(small_disk / "run"), capsys=capsys)
+    assert code == 2
+    assert "cannot make the run folder" in said and "Read-only file system" in said
+
+
+@pytest.mark.parametrize("n", range(1, 6))
+def test_an_error_at_the_nth_write_leaves_a_checkpoint_that_works(n, place, whole, tmp_path, monkeypatch, capsys):
+    real, calls = os.fsync, 0
+
+    def failing(handle: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == 12 + n:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", failing)
+    code, said = fedp3("run", str(place / "my.toml"), "--out", str(tmp_path / "run"), capsys=capsys)
+    monkeypatch.undo()
+    assert code == 1
+    assert "cannot write" in said and str(tmp_path / "run") in said
+    assert not list((tmp_path / "run").rglob("*.new"))
+    assert hash_after_resume(tmp_path / "run") == whole
+
+
+def test_an_atomic_write_is_all_or_nothing(tmp_path, monkeypatch):
+    record.write_atomic(tmp_path / "a", b"old")
+
+    def full(handle: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(RunError, match=r"cannot write 3 bytes to .*/a: No space left"):
+        record.write_atomic(tmp_path / "a", b"new")
+    assert (tmp_path / "a").read_bytes() == b"old"
+    assert [p.name for p in tmp_path.iterdir()] == ["a"]
