@@ -219,6 +219,15 @@ def test_tensorboard_events_hold_the_scores(fedp3, tmp_path):
     assert events.Scalars("accuracy/G")[-1].value == pytest.approx(recorded[-1]["G"]["mean"])
 
 
+def test_theory_is_reached(fedp3):
+    code, out, _ = fedp3("theory")
+    assert code == 0 and "ldp-table" in out
+    sizes = ["--n", "100", "--m", "1000", "--d", "5000", "--epsilon", "1", "--delta", "1e-5"]
+    code, out, _ = fedp3("theory", "ldp-table", *sizes, "--json")
+    assert code == 0 and last(out)["LDP-FedP3"] > 0
+    assert fedp3("theory", "no-such-theorem")[0] == 2
+
+
 def test_methods_lists_a_line_each(fedp3):
     code, out, _ = fedp3("methods")
     assert code == 0 and out.splitlines()[0].startswith("fedp3")

@@ -31,6 +31,19 @@ app.add_typer(data.app, name="data")
 app.command("doctor")(doctor.doctor)
 
 
+@app.command(
+    "theory", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
+)
+def theory(context: typer.Context) -> None:
+    """The paper's theorems as experiments.
+
+    Example: fedp3 theory theorem1 --out figures
+    """
+    from fedp3.theory.app import app as experiments  # brings torch along, which --help need not wait for
+
+    experiments(args=context.args, prog_name="fedp3 theory")
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command line: exit 0 fine, 1 the run failed, 2 wrong input, 130 or 143 stopped and resumable."""
     try:
