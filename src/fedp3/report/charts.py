@@ -51,13 +51,19 @@ class Chart:
     """One panel."""
 
     title: str
-    x: str
+    x: str  # what the axes are
     y: str
     show: Callable[[float | None], str]  # a value for people
     series: tuple[Series, ...]
     limits: tuple[float, float]
     show_x: Callable[[float], str]
     note: str
+    by_round: bool = True  # x is whole numbers
+
+    @property
+    def share(self) -> bool:
+        """Whether y is shares of 1, written in percent."""
+        return self.show is text.percent
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +142,7 @@ def _by_mb(runs: Sequence[Run]) -> tuple[Chart, ...]:
     alone = len(runs) == 1
     lines = _kinds(runs, score_by_mb) if alone else [_line(runs, i, score_by_mb("G")) for i in range(len(runs))]
     chart = _chart("Accuracy per MB" if alone else "G per MB", "accuracy", text.percent, lines, NOTES["mb"])
-    return (replace(chart, x="MB moved", show_x=text.mb),)
+    return (replace(chart, x="MB moved", show_x=text.mb, by_round=False),)
 
 
 # --------------------------------------------------------------------------- parts
@@ -184,6 +190,6 @@ def _limits(lines: Sequence[Series], *, zero: bool = False) -> tuple[float, floa
 
 
 def thin(points: Sequence[Point]) -> Sequence[Point]:
-    """At most MOST_POINTS of them, evenly spread, the last one included."""
+    """At most MOST_POINTS of them, evenly spread, and the last one."""
     step = -(-len(points) // MOST_POINTS)
-    return points if step <= 1 else [p for p in points if (points[-1].round - p.round) % step == 0]
+    return points if step <= 1 else [*points[:-1:step], points[-1]]

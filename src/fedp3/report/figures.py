@@ -117,9 +117,9 @@ def _panel(ax: Any, chart: Chart) -> None:
         if spread.any():
             ax.fill_between(x, y - spread, y + spread, color=colour, alpha=0.16, lw=0)
     ax.set(title=chart.title, xlabel=chart.x, ylabel=chart.y, ylim=chart.limits)
-    if chart.y == "accuracy":
+    if chart.share:
         ax.yaxis.set_major_formatter(lambda v, _: f"{100 * v:g} %")
-    if chart.x == "round":
+    if chart.by_round:
         ax.xaxis.get_major_locator().set_params(integer=True)
 
 

@@ -13,7 +13,7 @@ class Cell:
 
     kind: str
     shade: float  # 0 to 1
-    says: str
+    says: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +77,10 @@ def _kept(keeps: Sequence[float]) -> str:
 def _plan_cell(client: Json, layer: str, rest: str, meanings: Mapping[str, str]) -> Cell:
     keep = float(client["keep"][layer])
     kind = NEVER if keep == 0 else WHOLE if layer in client["layers"] else rest
-    says = meanings[kind] + (f", keep {text.percent(keep)}" if keep else "")
+    says = (meanings[kind], f"keep {text.percent(keep)}")[: 2 if keep else 1]
     if layer in client.get("layer_bytes", {}):
         down, up = client["layer_bytes"][layer]
-        says += f", {text.mb(down / 1e6)} down, {text.mb(up / 1e6)} up"
+        says += (f"{text.mb(down / 1e6)} down", f"{text.mb(up / 1e6)} up")
     return Cell(kind, round(0.2 + 0.8 * keep, 2) if kind == rest else 1.0, says)
 
 
@@ -106,4 +106,4 @@ def label_grid(labels: Sequence[Sequence[int]], clients: Sequence[str] = (), tit
 def _label_cell(n: int, most: int) -> Cell:
     # In 24 steps, so that equal neighbours join into one stroke; the smallest must still be seen.
     shade = 0.12 + 0.88 * -(-24 * n // most) / 24
-    return Cell("label" if n else "none", round(shade, 2) if n else 0.0, f"{n:,} samples")
+    return Cell("label" if n else "none", round(shade, 2) if n else 0.0, (f"{n:,} samples",))

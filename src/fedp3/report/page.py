@@ -15,10 +15,11 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from fedp3.errors import RunError
 from fedp3.record import write_atomic
 from fedp3.report import text
 from fedp3.report.charts import Figure, figures
-from fedp3.report.panels import Panel, run_panel
+from fedp3.report.panels import run_panel
 from fedp3.report.runs import Json, Run, compare_runs, load_runs
 from fedp3.report.svg import line_chart, line_tips
 
@@ -44,7 +45,10 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     """One self-contained page about these runs; returns where it is."""
     runs = load_runs(folders)
     path = Path(out) if out is not None else runs[0].folder / "report.html"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"cannot make the folder of {path}: {error.strerror or error}") from None
     # A folder name need not be text: what UTF-8 cannot say becomes a question mark.
     write_atomic(path, render(runs).encode("utf-8", "replace"))
     return path
@@ -53,16 +57,14 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
 def render(runs: Sequence[Run]) -> str:
     """The page."""
     tips: dict[str, Any] = {}
-    panels: list[Panel] = []
-    for i in range(len(runs)):
-        panels.append(run_panel(runs, i, panels, tips))
+    panels = [run_panel(runs, i, tips) for i in range(len(runs))]
     sizes = WIDE if len(runs) == 1 else WIDE | NARROW
     charts = {figure.name: _drawn(figure, sizes[figure.name], tips) for figure in figures(runs)}
     rows = compare_runs(runs)
+    loader = PackageLoader("fedp3.report", "template")
     environment = Environment(
-        loader=PackageLoader("fedp3.report", "template"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
+        loader=loader, autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     style, script = _file("style.css"), _file("script.js")
     return environment.get_template("report.html").render(
         title=" against ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs",

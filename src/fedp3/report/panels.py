@@ -60,7 +60,7 @@ class Panel:
     commands: tuple[tuple[str, str], ...]
 
 
-def run_panel(runs: Sequence[Run], i: int, before: Sequence[Panel], tips: dict[str, Any]) -> Panel:
+def run_panel(runs: Sequence[Run], i: int, tips: dict[str, Any]) -> Panel:
     """The panel of run i; what its pictures say on hover goes to `tips`."""
     run, seed = runs[i], runs[i].seeds[0]
     plan, ids = plan_grid(seed), [str(c["id"]) for c in seed.about["clients"]]
@@ -81,7 +81,7 @@ def run_panel(runs: Sequence[Run], i: int, before: Sequence[Panel], tips: dict[s
         plan_legend=plan.legend,
         plan_note=_plan_note(run, plan),
         labels=None if same else grid_picture(labels, f"labels-{i}"),
-        labels_as=before[same[0]].name if same else "",
+        labels_as=runs[same[0]].name if same else "",
         labels_note=labels.legend["label"],
         clients=_clients(seed),
         reasons=tuple(Counter(why for *_, why in listed.rows).most_common()),
@@ -152,7 +152,9 @@ def _plan_note(run: Run, plan: Grid) -> str:
     parts = [f"Shown for seed {run.seeds[0].config['run']['seed']}."] if len(run.seeds) > 1 else []
     if run.seeds[0].config["plan"]["redraw"]:
         parts.append("Layer sets are drawn anew each round; this is the first.")
-    parts.append("The weaker the colour, the less of the layer is sent. At the right: clients that send it back.")
+    if len(plan.legend) > 1:
+        parts.append("The weaker the colour, the less of the layer is sent.")
+    parts.append("At the right: clients that send the layer back.")
     return " ".join(parts)
 
 
@@ -262,8 +264,7 @@ def _commands(run: Run) -> tuple[tuple[str, str], ...]:
     seed, folder = run.seeds[0], run.folder
     again = ["fedp3", "run", str(seed.folder / "config.toml"), "--out", f"{folder}-again"]
     again += ["--seeds", str(len(run.seeds))] if len(run.seeds) > 1 else []
-    commands = [("Run it again", shlex.join(again))]
-    if not all(s.result for s in run.seeds):
-        commands.insert(0, ("Go on with it", shlex.join(["fedp3", "resume", str(folder)])))
+    commands = [("Go on with it", shlex.join(["fedp3", "resume", str(s.folder)])) for s in run.seeds if not s.result]
+    commands.append(("Run it again", shlex.join(again)))
     typed = str(seed.about["command"])
     return tuple(commands) + ((("As it was typed", typed),) if " " in typed else ())

@@ -86,7 +86,7 @@ def summary(chart: Chart) -> str:
 
 def _y_axis(chart: Chart, f: Frame) -> Markup:
     values = ticks(*f.y, 5)
-    show = _tick_text(values, share=chart.y == "accuracy")
+    show = _tick_text(values, share=chart.share)
     middle = (f.top + f.height - f.bottom) // 2
     out = M('<text class="axis" x="12" y="{0}" transform="rotate(-90 12 {0})">{1}</text>').format(middle, chart.y)
     for v in values:
@@ -98,7 +98,7 @@ def _y_axis(chart: Chart, f: Frame) -> Markup:
 
 def _x_axis(chart: Chart, f: Frame) -> Markup:
     values = ticks(*f.x, 6)
-    if chart.x == "round":
+    if chart.by_round:
         values = [v for v in values if v == round(v)]
     show = _tick_text(values, share=False)
     out = M('<text class="axis" x="{}" y="{}">{}</text>').format(
@@ -251,13 +251,13 @@ def _short(name: str, most: int) -> str:
 
 
 def grid_tips(grid: Grid) -> dict[str, Any]:
-    """What each cell says; texts and equal columns are stored once."""
+    """What each cell says; parts of text and equal columns are stored once."""
     m = mesh(grid)
     says: dict[str, int] = {}
-    columns: dict[tuple[int, ...], int] = {}
+    columns: dict[tuple[tuple[int, ...], ...], int] = {}
     of = []
     for column in grid.cells:
-        row = tuple(says.setdefault(cell.says, len(says)) for cell in column)
+        row = tuple(tuple(says.setdefault(part, len(says)) for part in cell.says) for cell in column)
         of.append(columns.setdefault(row, len(columns)))
     return {
         "box": [m.left, m.top, round(m.across, 4), round(m.down, 4)],

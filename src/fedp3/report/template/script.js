@@ -36,7 +36,7 @@ for (const svg of all("svg[data-grid]")) {
   hover(svg, svg.querySelector(".mark"), (x, y) => {
     const i = Math.floor((x - left) / w), j = Math.floor((y - top) / h);
     return i in d.names && j in d.rows && [[left + i * w, top + j * h], `client ${d.names[i]}, ${d.row} ${d.rows[j]}`,
-      [make("p", d.says[d.columns[d.of[i]][j]]), make("p", d.about[i], "faint")]];
+      [make("p", d.columns[d.of[i]][j].map(k => d.says[k]).join(", ")), make("p", d.about[i], "faint")]];
   });
 }
 for (const button of all(".toggle")) button.onclick = () => {
