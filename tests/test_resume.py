@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
-from tests.killed import MOMENTS
+from killed import MOMENTS
 
 from fedp3 import cli, record
 from fedp3.errors import RunError

@@ -9,7 +9,7 @@ import hashlib
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, get_args
 
 import numpy as np
@@ -269,7 +269,7 @@ def decode_update(data: bytes, task: Task, layers: LayerMap, stale: str) -> Clie
     reader = _Reader(payload)
     tensors = {n: _shaped(reader.values(counts[n]), kept, layers.shapes[n]) for n, kept in back.items()}
     try:
-        shapes = {n: [_whole(d) for d in shape] for n, shape in header["extra"].items()}
+        shapes = {n: _shape(shape) for n, shape in header["extra"].items()}
         extra: Params = {n: reader.values(math.prod(shape)).view(shape) for n, shape in shapes.items()}
         metrics = {k: _number(v) for k, v in header["metrics"].items()}
         client, t, examples = _whole(header["client"]), _whole(header["t"]), header["examples"]
@@ -277,6 +277,13 @@ def decode_update(data: bytes, task: Task, layers: LayerMap, stale: str) -> Clie
         raise CodecError(f"the header of an update is wrong: {_told(error)}") from None
     reader.done()
     return ClientUpdate(client, t, tensors, examples, metrics, extra)
+
+
+def _shape(claimed: Sequence[object]) -> list[int]:
+    shape = [_whole(d) for d in claimed]
+    if math.prod(max(1, d) for d in shape) > EXTRA_LIMIT:
+        raise ValueError("an extra is larger than any that is taken")
+    return shape
 
 
 def _number(value: object) -> float:

@@ -7,12 +7,16 @@ paper's tables and its 10815.25 %, 57.93 % and 74.73 % come out.
 
 import copy
 import math
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedp3.codec import mask_bytes
@@ -230,32 +234,49 @@ def _reads_from(name: str, layers: LayerMap) -> Layer | None:
 
 
 def peak_bytes(work: Work, plan: ClientPlan, layers: LayerMap, batch: int, momentum: bool) -> int:
-    """Memory of a training step: weights, gradients, momentum, and the activations kept for the backward pass."""
+    """Memory of a training step at its fullest: weights, momentum, and all that forward and backward keep alive."""
     train = {n for l, p in plan.layers.items() if p.train for n in layers.layers[l]} - layers.buffers
     held = sum(math.prod(s) for s in layers.shapes.values())
     trained = sum(math.prod(layers.shapes[n]) for n in train)
-    return VALUE * (held + trained * (2 if momentum else 1)) + _activations(work, frozenset(train), batch)
+    return VALUE * (held + (trained if momentum else 0)) + _alive(work, train, batch)
 
 
-def _activations(work: Work, train: frozenset[str], batch: int) -> int:
-    """Bytes autograd saves in one training forward pass, parameters not counted."""
-    parameters = dict(work.net.named_parameters())
-    own = {w.untyped_storage()._cdata for w in parameters.values()}
-    saved: dict[int, int] = {}
-    alive: list[Tensor] = []  # a storage's identity is only its own while it lives
-
-    def keep(t: Tensor) -> Tensor:
-        storage = t.untyped_storage()
-        if storage._cdata not in own:
-            saved[storage._cdata] = storage.nbytes()
-            alive.append(t)
-        return t
-
-    for n, w in parameters.items():
+def _alive(work: Work, train: set[str], batch: int) -> int:
+    """The most bytes that are alive at once in a forward and backward pass, the net's own tensors not counted."""
+    for n, w in work.net.named_parameters():
         w.requires_grad_(n in train)
+    trained = [w for w in work.net.parameters() if w.requires_grad]
     work.net.train()
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), layers_draw_from(0, Use.LAYER):
+    alive = _Alive(work.net)
+    with layers_draw_from(0, Use.LAYER), alive:
         logits = work.net(torch.zeros(batch, *work.shape, device=work.device))
-        F.cross_entropy(logits, torch.zeros(batch, dtype=torch.int64, device=work.device))
+        loss = F.cross_entropy(logits, torch.zeros(batch, dtype=torch.int64, device=work.device))
+        del logits
+        grads = torch.autograd.grad(loss, trained, allow_unused=True) if loss.requires_grad else ()
     work.net.eval()
-    return sum(saved.values())
+    del grads  # they are alive to the end
+    return alive.most
+
+
+class _Alive(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Watches the tensors that operations make until they are gone (torch asks for a class here)."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        own = [*net.parameters(), *net.buffers()]
+        self.sizes = {w.untyped_storage()._cdata: 0 for w in own}  # storage -> bytes
+        self.now = self.most = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        for t in tree_leaves(out):
+            if isinstance(t, Tensor) and t.untyped_storage()._cdata not in self.sizes:
+                storage = t.untyped_storage()
+                self.sizes[storage._cdata] = storage.nbytes()
+                self.now += storage.nbytes()
+                self.most = max(self.most, self.now)
+                weakref.finalize(storage, self.gone, storage._cdata)
+        return out
+
+    def gone(self, storage: int) -> None:
+        self.now -= self.sizes.pop(storage)
