@@ -154,12 +154,12 @@ def step_masks(
                     out[link.weight][at] = float(draws[at]) < q
     if local == "ordered_dropout":
         lead = {}
-        for link in chain[:-1]:
-            units = kept.get(link.layer, list(range(W[link.weight].shape[0])))
-            blocks = len(units) // link.granule
-            lead[link.layer] = units[: ceil_share(q, blocks) * link.granule]
-        cut = {l: units for l, units in lead.items() if l in pruned}
-        out = unit_masks(W, chain, cut, {link.layer: lead if link.layer in pruned else cut for link in chain})
+        for link, reader in itertools.pairwise(chain):
+            if link.layer in pruned or reader.layer in pruned:
+                units = kept.get(link.layer, list(range(W[link.weight].shape[0])))
+                blocks = len(units) // link.granule
+                lead[link.layer] = units[: ceil_share(q, blocks) * link.granule]
+        out = unit_masks(W, chain, lead, {link.layer: lead for link in chain})
     return out
 
 

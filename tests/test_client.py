@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 import reference as ref
+from fedp3 import masks as M
 from fedp3.client import EVAL_BATCH, SCHEDULES, Shard, batches, local_update
 from fedp3.layermap import layer_map
 from fedp3.prune import LOCAL_PRUNERS, SELECTORS, draw_q
@@ -43,7 +44,8 @@ def package_draw(here: World, task: Task) -> Callable[[int], Params]:
 
     def draw(k: int) -> Params:
         q = draw_q(here.pruning, rng)
-        return LOCAL_PRUNERS[here.pruning.local](q, task.plan, task.masks, here.layers, rng).active
+        drawn = LOCAL_PRUNERS[here.pruning.local](q, task.plan, task.masks, here.layers, rng)
+        return {n: M.as_bool(M.active(n, drawn, here.layers), s) for n, s in here.layers.shapes.items()}
 
     return draw
 

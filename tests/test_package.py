@@ -16,7 +16,7 @@ LEVELS = (
     "errors types rng lookup masks",
     "data partition layermap models plan",
     "prune submodel aggregate gate privacy.clip privacy.account",
-    "codec cost client evaluate",
+    "codec cost steps client evaluate",
     "server",
     "record tensorboard methods theory privacy",
     "config",

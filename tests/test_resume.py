@@ -11,10 +11,10 @@ import time
 from pathlib import Path
 
 import pytest
-from killed import MOMENTS
 
 from fedp3 import cli, record
 from fedp3.errors import RunError
+from killed import MOMENTS
 
 HERE = Path(__file__).parent
 CONFIG = """

@@ -29,7 +29,7 @@ class Memory:
 
     logits: Mapping[int, float]  # s_i
     shares: Mapping[Layer, Mapping[int, float]]  # a_i of the last round that averaged l
-    sketches: Mapping[Layer, Mapping[int, Tensor]]  # sketch of W_i^l - W_{t+1}^l
+    sketches: Mapping[Layer, Mapping[int, Tensor]]  # the direction of W_i^l - W_{t+1}^l, sketched
 
 
 EMPTY = Memory({}, {}, {})
@@ -41,7 +41,7 @@ class Aggregation:
 
     rule: str = "simple"
     tau: float = 1.0  # distance: temperature
-    step: float = 0.5  # attention: size of a logit's step
+    step: float = 0.25  # attention: size of a logit's step
     limit: float = 0.5  # attention: largest change of a logit in one round
     start: Literal["simple", "weighted"] = "simple"  # attention begins at s = 0, or at s = log |L_i|
     sketch: int = 1024  # attention: numbers kept per upload and layer; 0 keeps them all
@@ -183,11 +183,12 @@ def _learn(
     memory: Memory,
     seed: int,
 ) -> Memory:
-    """One step of the logits of the last senders, judged by this round's mean update.
+    """One step of the logits of the last senders, judged by where this round's senders move.
 
-    With D^l the unweighted mean update of this round's senders, -D^l stands for the gradient at W_t^l, the last
-    round's mean; so d loss / d s_i = -a_i <D^l, W_i^l - W_t^l>.  Both vectors enter by direction only: moving
-    further earns nothing.  a_i is taken relative to an equal share, so the step does not depend on how many sent.
+    Let D^l be their mean update; -D^l stands for the gradient at W_t^l, the last round's mean, so
+    d loss / d s_i = -a_i <D^l, W_i^l - W_t^l>.  All updates enter by direction only, those in D^l too: moving further
+    earns nothing, and who still moves far (on labels that cannot be learned, say) does not outvote who has arrived.
+    a_i is taken relative to an equal share, so the step does not depend on how many sent.
     """
     gain: dict[int, list[float]] = {}
     logits = dict(memory.logits)
@@ -195,12 +196,10 @@ def _learn(
         for c in cs:
             logits.setdefault(c.client, _logit(c, how, memory))
         if l in memory.sketches:
-            D = torch.stack([_sketch(W, c, l, layers, stale, how, seed) for c in cs]).mean(0)
+            D = _unit(torch.stack([_sketch(W, c, l, layers, stale, how, seed) for c in cs]).mean(0))
             last = memory.sketches[l]
             for i, delta in last.items():
-                norm = float(D.norm() * delta.norm())
-                cosine = float(D @ delta) / norm if norm > 0 else 0.0
-                gain.setdefault(i, []).append(len(last) * memory.shares[l][i] * cosine)
+                gain.setdefault(i, []).append(len(last) * memory.shares[l][i] * float(D @ delta))
     for i, terms in gain.items():
         step = how.step * math.fsum(terms) / len(terms)
         logits[i] += max(-how.limit, min(how.limit, step))
@@ -210,20 +209,24 @@ def _learn(
 def _sketch(
     base: Params, c: Contribution, l: Layer, layers: LayerMap, stale: str, how: Aggregation, seed: int
 ) -> Tensor:
-    """A short vector whose inner products are those of W_i^l - base^l, up to noise.
+    """A short unit vector whose inner products are those of the direction of W_i^l - base^l, up to noise.
 
     Random signs, then strided sums: a count sketch that needs no index.  Coordinates not uploaded count as zero.
     """
     parts = []
     for n in layers.layers[l]:
         kept = M.uploaded(n, l, c.plan, c.masks, layers, stale)
-        parts.append(M.zero_pruned(c.update.tensors[n] - base[n], kept).flatten())
+        parts.append(M.zero_pruned(c.update.tensors[n].double() - base[n], kept).flatten())  # double: cannot overflow
     v = torch.cat(parts)
-    if how.sketch == 0 or len(v) <= how.sketch:
-        return v
-    v = v * _signs(seed, list(layers.layers).index(l), len(v))
-    v = torch.nn.functional.pad(v, (0, -len(v) % how.sketch))
-    return v.view(-1, how.sketch).sum(0)
+    if 0 < how.sketch < len(v):
+        v = v * _signs(seed, list(layers.layers).index(l), len(v))
+        v = torch.nn.functional.pad(v, (0, -len(v) % how.sketch)).view(-1, how.sketch).sum(0)
+    return _unit(v).float()
+
+
+def _unit(v: Tensor) -> Tensor:
+    norm = float(v.norm())
+    return v / norm if norm > 0 else v
 
 
 @lru_cache(maxsize=64)

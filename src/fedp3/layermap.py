@@ -298,8 +298,7 @@ def _visit_other(node: fx.Node, m: nn.Module | None, modules: Mapping[str, nn.Mo
             _begin(path, [*inside.parameters(recurse=False)], trace)
     if node.op == "get_attr":
         path, _, name = str(node.target).rpartition(".")
-        if name == "weight":
-            trace.shared.add(path)
+        trace.shared.add(path)  # matters where the module is run as well
         weight = getattr(modules.get(path), name, None)  # None: a constant that fx made up
         _begin(path, [] if weight is None else [weight], trace)
 

@@ -132,6 +132,16 @@ def add_at(out: Tensor, values: Tensor, kept: Kept) -> None:
         out[at] += values.reshape(len(kept.rows), len(kept.cols), *out.shape[2:])
 
 
+def set_at(out: Tensor, values: Tensor, kept: Block) -> None:
+    """Write these values into the kept block of a full-shaped tensor, in place."""
+    if kept.cols is None:
+        out[kept.rows] = values
+    elif kept.rows is None:
+        out[:, kept.cols] = values
+    else:
+        out[kept.rows[:, None], kept.cols[None, :]] = values
+
+
 def zero_pruned(w: Tensor, kept: Kept) -> Tensor:
     """A copy of w with zeros at the coordinates that are not kept; w itself if all are."""
     if kept is None:

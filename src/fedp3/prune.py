@@ -168,13 +168,6 @@ def dispatch(
 # --------------------------------------------------------------------------- Q: one draw per local step
 
 
-@dataclass(frozen=True, slots=True)
-class StepMasks:
-    """What is active at one local step, for the tensors where it is not everything."""
-
-    active: Mapping[str, Tensor]  # tensor -> bool
-
-
 def draw_q(pruning: Pruning, rng: torch.Generator) -> float:
     """q_{i,k}: a constant, one of a grid, or U[q_min, 1] (Alg. 2, l. 2)."""
     if isinstance(pruning.q, float | int):
@@ -185,36 +178,29 @@ def draw_q(pruning: Pruning, rng: torch.Generator) -> float:
     return pruning.q_min + (1 - pruning.q_min) * u
 
 
-def fixed(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> StepMasks:
+def fixed(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> Masks:
     """No local pruning."""
-    return StepMasks({})
+    return Masks()
 
 
-def uniform(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> StepMasks:
+def uniform(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> Masks:
     """Each weight outside L_i with probability q; the operators of the paper are not rescaled by 1/q."""
-    return StepMasks(
-        {
-            n: torch.rand(layers.shapes[n], generator=rng) < q
-            for l in pruned_layers(plan)
-            for n in layers.layers[l]
-            if n in layers.prunable
-        }
-    )
+    names = [n for l in pruned_layers(plan) for n in layers.layers[l] if n in layers.prunable]
+    return Masks(weights={n: torch.rand(layers.shapes[n], generator=rng) < q for n in names})
 
 
-def ordered_dropout(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> StepMasks:
-    """The leading ceil(q u) of the units outside L_i and of the inputs of their layers, by channel after a flatten.
+def ordered_dropout(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> Masks:
+    """The leading ceil(q u) of the units that a layer outside L_i writes or reads, by channel after a flatten.
 
     A q x q block keeps q^2 of a layer where `uniform` keeps q: see `ordered_matched`.
     """
     pruned = set(pruned_layers(plan))
-    lead = {g: _leading(q, g, masks, layers) for g, u in layers.groups.items() if not u.fixed}
-    cut = {g: at for g, at in lead.items() if layers.groups[g].layer in pruned}
-    blocks = {n: M.block(n, lead if l in pruned else cut, layers) for l, names in layers.layers.items() for n in names}
-    return StepMasks({n: M.as_bool(b, layers.shapes[n]) for n, b in blocks.items() if b is not None})
+    touched = {a.group for l in pruned for n in layers.layers[l] for a in layers.axes.get(n, ()) if a is not None}
+    cut = [g for g, u in layers.groups.items() if g in touched and not u.fixed]
+    return Masks(units={g: _leading(q, g, masks, layers) for g in cut})
 
 
-def ordered_matched(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> StepMasks:
+def ordered_matched(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> Masks:
     """Ordered dropout with blocks so wide that its density is that of `uniform`.
 
     The side is sqrt(q) where both sides of every weight can be cut, less where the first layer or a residual
@@ -252,7 +238,7 @@ def _leading(q: float, g: str, masks: Masks, layers: LayerMap) -> Tensor:
     return at[: kept_units(q, len(at), u.granule)]
 
 
-LocalPruner = Callable[[float, ClientPlan, Masks, LayerMap, torch.Generator], StepMasks]
+LocalPruner = Callable[[float, ClientPlan, Masks, LayerMap, torch.Generator], Masks]  # what step k trains under
 LOCAL_PRUNERS: Mapping[str, LocalPruner] = {
     "fixed": fixed,
     "uniform": uniform,

@@ -106,6 +106,7 @@ class Pruning:
     local: str = "fixed"  # Q_i
     q: float | tuple[float, ...] = ()  # a constant, a grid to draw from, or empty: U[q_min, 1]
     q_min: float = 0.5
+    physical: bool = True  # where whole units are cut, train a smaller net instead of a masked one
 
 
 @dataclass(frozen=True, slots=True)

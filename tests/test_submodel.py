@@ -1,0 +1,168 @@
+"""A smaller net is the masked net: forward, gradients, K steps, and on the way back."""
+
+import copy
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedp3 import masks as M
+from fedp3 import submodel
+from fedp3.client import local_update
+from fedp3.layermap import layer_map
+from fedp3.models import Spec, build
+from fedp3.prune import SELECTORS
+from fedp3.types import ClientState, Masks
+from worlds import KINDS, world
+
+CLOSE = {"rtol": 1e-4, "atol": 2e-6}
+BATCH_NORM = {"rtol": 1e-2, "atol": 1e-3}  # over few values it multiplies rounding, here through 18 layers
+STRUCTURED = [name for name, s in SELECTORS.items() if s.units is not None]
+
+
+def some_units(layers, rng: torch.Generator) -> dict[str, torch.Tensor]:
+    """Any units of any groups that can be cut, whole granules."""
+    units = {}
+    for g, u in layers.groups.items():
+        blocks = u.units // u.granule
+        if not u.fixed and float(torch.rand((), generator=rng)) < 0.8:
+            k = int(torch.randint(1, blocks + 1, (), generator=rng))
+            at = torch.randperm(blocks, generator=rng)[:k].sort().values
+            units[g] = (at[:, None] * u.granule + torch.arange(u.granule)).flatten()
+    return units
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=15)
+@given(seed=st.integers(0, 999))
+def test_forward_and_gradients_are_those_of_the_masked_net(kind, seed):
+    here, rng = world(kind), torch.Generator().manual_seed(seed)
+    layers, units = here.layers, some_units(here.layers, rng)
+    masks = Masks(units=units)
+    masked = copy.deepcopy(here.net).eval()
+    small = submodel.shrink_net(here.net, layers, submodel.counts_of(units)).eval()
+    held = {n: M.zero_pruned(w, M.active(n, masks, layers)) for n, w in here.W.items()}
+    masked.load_state_dict(held, strict=False)
+    small.load_state_dict(submodel.cut(here.W, units, layers), strict=False)
+    x = torch.randn(5, *KINDS[kind].shape, generator=rng)
+    a, b = masked(x), small(x)
+    torch.testing.assert_close(a, b, **CLOSE)
+    a.square().sum().backward()
+    b.square().sum().backward()
+    for (n, p), (_, q) in zip(masked.named_parameters(), small.named_parameters(), strict=True):
+        inside = M.take(p.grad, M.active(n, masks, layers))
+        torch.testing.assert_close(inside, q.grad.reshape(inside.shape), rtol=1e-3, atol=1e-4)
+
+
+def both(here, task, state=None):
+    """The same task on the masked and on the smaller net."""
+    shard = here.shards[task.plan.client]
+    masked, a = local_update(here.but(physical=False).recipe, shard, task, state)
+    small, b = local_update(here.but(physical=True).recipe, shard, task, state)
+    return masked, small, a, b
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=20)
+@given(
+    selector=st.sampled_from(STRUCTURED),
+    Q=st.sampled_from(["fixed", "uniform", "ordered_dropout", "ordered_matched"]),
+    sets=st.sampled_from(["prune-all", "lowerb", "opu2"]),
+    rules=st.fixed_dictionaries(
+        {
+            "others": st.sampled_from(["train", "freeze"]),
+            "head": st.sampled_from(["shared", "personal", "personal_uploaded"]),
+            "upload": st.sampled_from(["none", "kept", "zeros"]),
+        }
+    ),
+    stale=st.sampled_from(["abstain", "vote"]),
+    momentum=st.sampled_from([0.0, 0.9]),
+    weight_decay=st.sampled_from([0.0, 0.1]),
+    clip_norm=st.sampled_from([0.0, 0.5]),
+    keep=st.sampled_from([0.3, 0.6, 1.0]),
+)
+def test_k_steps_leave_the_same_update_state_and_scores(
+    kind, selector, Q, sets, rules, stale, momentum, weight_decay, clip_norm, keep
+):
+    # Dropout and `uniform` draw per tensor shape, so a smaller net draws other numbers.
+    if kind == "dropout" or Q == "uniform":
+        Q, kind = "fixed", "mlp" if kind == "dropout" else kind
+    here = world(
+        kind,
+        clients=2,
+        sizes=[40, 40],
+        batch=20 if kind == "resnet" else 4,
+        selector=selector,
+        Q=Q,
+        stale=stale,
+        momentum=momentum,
+        weight_decay=weight_decay,
+        clip_norm=clip_norm,
+    )
+    task = here.tasks(here.plans(sets, keep, **rules), evaluate=True)[1]
+    masked, small, a, b = both(here, task)
+    near = BATCH_NORM if kind == "resnet" else CLOSE
+    for one, other in ((masked, small), (a, b)):
+        assert one.tensors.keys() == other.tensors.keys()
+        for n, w in one.tensors.items():
+            torch.testing.assert_close(w, other.tensors[n], **near, msg=lambda m, n=n: f"{n}: {m}")
+    assert masked.metrics["loss"] == pytest.approx(small.metrics["loss"], rel=near["rtol"])
+    assert masked.metrics["density"] == pytest.approx(small.metrics["density"])
+    if kind != "resnet":
+        assert masked.metrics["correct"] == small.metrics["correct"]
+
+
+@pytest.mark.parametrize("Q", ["ordered_dropout", "ordered_matched"])
+@pytest.mark.parametrize("selector", ["magnitude", "random"])
+def test_ordered_dropout_under_an_unstructured_mask_is_physical_too(Q, selector):
+    here = world("cnn", selector=selector, Q=Q, momentum=0.5, weight_decay=0.01)
+    for task in here.tasks(here.plans("lowerb", 0.5), evaluate=True):
+        masked, small, _, _ = both(here, task)
+        for n in masked.tensors:
+            torch.testing.assert_close(masked.tensors[n], small.tensors[n], **CLOSE)
+
+
+def test_a_personal_head_keeps_its_columns_of_units_that_were_away():
+    here = world("mlp", selector="neuron")
+    plan = here.plans("lowerb", 0.3, head="personal")[0]
+    head = {n: here.W[n] + 1 for n in here.layers.layers["ffc"]}
+    task = here.tasks([plan], state_from=0)[0]
+    _, _, a, b = both(here, task, ClientState(0, head))
+    away = torch.ones(head["ffc.weight"].shape[1], dtype=torch.bool)
+    if "fc3" in task.masks.units:
+        away[task.masks.units["fc3"]] = False
+        assert torch.equal(b.tensors["ffc.weight"][:, away], head["ffc.weight"][:, away])
+    torch.testing.assert_close(a.tensors["ffc.weight"], b.tensors["ffc.weight"], **CLOSE)
+
+
+def test_the_smaller_net_really_is_smaller():
+    net = build("cnn", Spec((3, 32, 32), 10), 0)
+    layers = layer_map(net)
+    half = {g: u.units // 2 for g, u in layers.groups.items() if not u.fixed}
+    small = submodel.shrink_net(net, layers, half)
+    sizes = {n: p.numel() for n, p in small.named_parameters()}
+    assert (
+        sizes["conv2.weight"] == 32 * 32 * 25 and sizes["fc1.weight"] == 512 * 800 and sizes["ffc.weight"] == 10 * 512
+    )
+    assert small(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+    assert (small.conv2.in_channels, small.fc1.in_features) == (32, 800)
+
+
+def test_nets_are_remembered_by_shape_and_only_so_many():
+    net = nn.Sequential(nn.Linear(4, 32), nn.ReLU(), nn.Linear(32, 2))
+    layers = layer_map(net)
+    first = submodel.small_net(net, layers, {"0": 3})
+    assert submodel.small_net(net, layers, {"0": 3}) is first
+    for k in range(1, 32):
+        submodel.small_net(net, layers, {"0": k})
+    assert submodel.small_net(net, layers, {"0": 3}) is not first
+    assert len(submodel._nets[net]) == submodel.KEPT_NETS
+
+
+def test_without_hold_a_masked_net_is_trained():
+    here = world("mlp", selector="neuron", hold=False)
+    task = here.tasks(here.plans("lowerb", 0.5))[0]
+    masked, small, _, _ = both(here, task)
+    assert all(torch.equal(masked.tensors[n], small.tensors[n]) for n in masked.tensors)
