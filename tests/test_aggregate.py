@@ -1,5 +1,6 @@
 """Algorithm 3: every rule of `RULES` is held to the same claims, so a new row is tested at birth."""
 
+import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -292,6 +293,34 @@ def test_a_coordinate_that_only_a_far_client_sent_is_still_its_own():
 
 def test_the_sum_of_large_uploads_does_not_overflow():
     assert head_of("simple", uploads([1, 1, 1], [3e38, 3e38, 3e38])) == pytest.approx(3e38, rel=1e-6)
+
+
+@every_rule
+def test_sums_that_would_depend_on_their_order_run_in_the_order_of_clients(rule):
+    who = uploads([1, 1, 1], [1e25, 1.0, -1e25])
+    assert len({head_of(rule, order, tau=1e30) for order in itertools.permutations(who)}) == 1
+    # not an idle claim: the same numbers sent by other clients do not add up to the same
+    assert head_of("simple", uploads([1, 1, 1], [1e25, -1e25, 1.0])) != head_of("simple", who)
+
+
+@every_rule
+def test_the_number_of_threads_leaves_no_bit(rule):
+    layers = toy_map({"head": ((400, 1000),)})
+    rng = torch.Generator().manual_seed(0)
+    ends = []
+    W, *sent = ({"head.0": torch.randn(400, 1000, generator=rng)} for _ in range(7))
+    before = torch.get_num_threads()
+    try:
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            new, memory = W, EMPTY
+            for some in (sent[:3], sent[3:]):
+                who = [contribution(i, V, layers, {"head": LayerPlan()}, Masks(), 1 + i) for i, V in enumerate(some)]
+                new, memory = aggregate(new, who, layers, "abstain", Aggregation(rule, tau=100), memory, 0)
+            ends.append((new, memory.logits))
+    finally:
+        torch.set_num_threads(before)
+    assert same(ends[0][0], ends[1][0]) and ends[0][1] == ends[1][1]
 
 
 def test_weights_that_are_no_weights_are_refused_with_layer_and_clients():

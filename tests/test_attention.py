@@ -150,15 +150,17 @@ def test_a_layer_nobody_sends_keeps_its_sketches_until_it_is_sent_again():
     assert set(memory.sketches["a"]) == {2} == set(memory.shares["a"])
 
 
-def test_uploads_at_the_edge_of_float32_leave_the_logits_finite():
+def test_uploads_at_the_edge_of_float32_are_judged_by_direction_like_any_other():
     rng = torch.Generator().manual_seed(5)
-    W, memory = values(rng), EMPTY
+    W, memory, twin = values(rng), EMPTY, ref.Attention(ATTENTION.step, ATTENTION.limit, lambda s: 0.0)
     for _ in range(4):
         far = {n: torch.full(s, 3e38) * torch.randn(s, generator=rng).sign() for n, s in SHAPES.items()}
         who = [upload(0, far, ("a", "b", "head")), *(upload(i, values(rng), ("a", "b", "head")) for i in (1, 2))]
+        twin(W, LAYERS.layers, [ref.Sent(c.client, c.update.tensors, {}, 3, 1) for c in who])
         W, memory = step(W, who, memory)
-        assert all(math.isfinite(s) for s in memory.logits.values())
+        assert memory.logits == pytest.approx(twin.logits, abs=1e-5)
         assert all(bool(torch.isfinite(w).all()) for w in W.values())
+    assert memory.logits[1] != 0
 
 
 # --------------------------------------------------------------------------- sketches

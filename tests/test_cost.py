@@ -27,6 +27,7 @@ from fedp3.cost import (
     sizes,
     spread,
     traffic,
+    traffic_by_layer,
     unit_counts,
 )
 from fedp3.errors import InputError
@@ -364,7 +365,7 @@ def test_measuring_leaves_the_net_and_the_generator_alone() -> None:
     net = Choosing().train()
     before, values = torch.random.get_rng_state(), {n: w.clone() for n, w in net.state_dict().items()}
     work, layers = measure(net, (4,)), layer_map(net)
-    peak_bytes(work, trains(layers, ["b"]), layers, 6, momentum=True)
+    peak_bytes(work, trains(layers, ["b"]), layers, Pruning(), 6, momentum=True)
     assert work.device == "cpu" and torch.equal(torch.random.get_rng_state(), before)
     assert net.training and all(w.requires_grad for w in net.parameters())
     assert all(torch.equal(w, values[n]) for n, w in net.state_dict().items())
@@ -389,9 +390,9 @@ def test_memory_grows_with_the_batch_and_with_every_layer_trained(name: str, spe
     work, layers = ready(name, spec)
     order = list(layers.layers)
     starts = range(len(order), -1, -max(1, len(order) // 4))
-    deeper = [peak_bytes(work, trains(layers, order[k:]), layers, 8, False) for k in starts]
+    deeper = [peak_bytes(work, trains(layers, order[k:]), layers, Pruning(), 8, False) for k in starts]
     assert deeper == sorted(deeper) and deeper[0] < deeper[-1]
-    larger = [peak_bytes(work, trains(layers, order), layers, batch, False) for batch in (2, 4, 32)]
+    larger = [peak_bytes(work, trains(layers, order), layers, Pruning(), batch, False) for batch in (2, 4, 32)]
     assert larger == sorted(set(larger))
 
 
@@ -400,7 +401,7 @@ def test_training_more_never_takes_less_memory(data: st.DataObject) -> None:
     work, layers = SMALL
     more = data.draw(st.sets(st.sampled_from(list(layers.layers))))
     fewer = {l for l in more if data.draw(st.booleans())}
-    some, all_of_it = (peak_bytes(work, trains(layers, names), layers, 8, False) for names in (fewer, more))
+    some, all_of_it = (peak_bytes(work, trains(layers, names), layers, Pruning(), 8, False) for names in (fewer, more))
     assert some <= all_of_it
 
 
@@ -410,15 +411,15 @@ SMALL = ready("cnn", Spec((1, 32, 32), 10, 1 / 16))
 def test_momentum_takes_one_more_number_per_trained_parameter() -> None:
     work, layers = SMALL
     for trained in (["ffc"], ["conv1", "fc2"], list(layers.layers)):
-        without, with_it = (peak_bytes(work, trains(layers, trained), layers, 8, m) for m in (False, True))
+        without, with_it = (peak_bytes(work, trains(layers, trained), layers, Pruning(), 8, m) for m in (False, True))
         assert with_it - without == 4 * sum(sizes(layers)[l] for l in trained)
 
 
 def test_memory_is_at_least_the_net_its_gradients_and_the_widest_activation() -> None:
     work, layers = SMALL
     held, trained = sum(sizes(layers).values()), sizes(layers)["fc1"]
-    assert peak_bytes(work, trains(layers, ["fc1"]), layers, 8, False) >= 4 * (held + trained)
-    assert peak_bytes(work, trains(layers, []), layers, 8, False) >= 4 * (held + 2 * 8 * 4 * 28 * 28)
+    assert peak_bytes(work, trains(layers, ["fc1"]), layers, Pruning(), 8, False) >= 4 * (held + trained)
+    assert peak_bytes(work, trains(layers, []), layers, Pruning(), 8, False) >= 4 * (held + 2 * 8 * 4 * 28 * 28)
 
 
 def allocated(net: nn.Module, shape: tuple[int, ...], batch: int, trained: set[str]) -> int:
@@ -453,5 +454,25 @@ def test_memory_is_what_a_real_step_allocates(name: str, spec: Spec, frozen: flo
     own = {n for l in trained for n in layers.layers[l]} - layers.buffers
     held = 4 * sum(math.prod(s) for s in layers.shapes.values())
     real = held + allocated(net, spec.shape, 16, own)
-    estimate = peak_bytes(measure(net, spec.shape), trains(layers, trained), layers, 16, momentum=False)
+    estimate = peak_bytes(measure(net, spec.shape), trains(layers, trained), layers, Pruning(), 16, momentum=False)
     assert estimate == pytest.approx(real, rel=0.2)
+
+
+def test_a_client_with_half_the_units_needs_less_memory_and_a_masked_one_does_not():
+    net = build("cnn", Spec((1, 32, 32), 10, 0.25), 0)
+    layers, work = layer_map(net), measure(net, (1, 32, 32))
+    plan = client_plans(PlanRules("lowerb"), layers, [0.5] * 4, 0, 0)[0]
+    dense, small, masked = (
+        peak_bytes(work, plan, layers, pruning, 48, False)
+        for pruning in (Pruning("magnitude"), Pruning("neuron"), Pruning("neuron", physical=False))
+    )
+    assert small < 0.8 * dense and masked == dense
+
+
+def test_bytes_by_layer_add_up_and_name_the_layers_that_travel():
+    net = build("mlp", Spec((1, 8, 8), 10, 0.1), 0)
+    layers = layer_map(net)
+    plan = client_plans(PlanRules("lowerb"), layers, [0.5] * 3, 0, 0)[0]
+    each, total = traffic_by_layer(plan, layers, Pruning()), traffic(plan, layers, Pruning())
+    assert sum(t.down for t in each.values()) == total.down and sum(t.up for t in each.values()) == total.up
+    assert {l for l, t in each.items() if t.up} == set(plan.uploaded)

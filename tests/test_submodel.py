@@ -8,9 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from fedp3 import config, submodel
 from fedp3 import masks as M
-from fedp3 import submodel
 from fedp3.client import local_update
+from fedp3.experiment import assemble, masked_units
 from fedp3.layermap import layer_map
 from fedp3.models import Spec, build
 from fedp3.prune import SELECTORS
@@ -166,3 +167,11 @@ def test_without_hold_a_masked_net_is_trained():
     task = here.tasks(here.plans("lowerb", 0.5))[0]
     masked, small, _, _ = both(here, task)
     assert all(torch.equal(masked.tensors[n], small.tensors[n]) for n in masked.tensors)
+
+
+def test_the_plan_says_which_units_stay_whole_and_why():
+    narrow = ["model.name=resnet18", "model.width=0.0625", "plan.layers=lowerb", "partition.clients=17"]
+    stay = masked_units(assemble(config.parse({}, [*narrow, "prune.selector=neuron"])))
+    assert stay["b1.0.conv2"] == "a residual sum reads them"
+    assert "b1.0.conv1" not in stay
+    assert not masked_units(assemble(config.parse({}, [*narrow, "prune.selector=magnitude"])))

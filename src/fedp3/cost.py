@@ -9,7 +9,7 @@ import copy
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedp3 import submodel
 from fedp3.codec import mask_bytes
 from fedp3.errors import InputError
 from fedp3.lookup import pick
@@ -103,10 +104,17 @@ class Traffic:
 
 def traffic(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> Traffic:
     """Bytes from the plan alone, equal to what `codec` writes."""
+    each = traffic_by_layer(plan, layers, pruning).values()
+    return Traffic(sum(t.down for t in each), sum(t.up for t in each), sum(t.masks for t in each))
+
+
+def traffic_by_layer(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> dict[Layer, Traffic]:
+    """The same layer by layer; a mask over units counts where they are written."""
     selector = pick(SELECTORS, pruning.selector, "selector")
     units = unit_counts(plan, layers, pruning)
-    down = up = masks = 0
+    out = {}
     for l, p in plan.layers.items():
+        down = up = masks = 0
         for n in layers.layers[l]:
             numel = math.prod(layers.shapes[n])
             kept = numel
@@ -118,9 +126,10 @@ def traffic(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> Traffic:
             whole = numel if pruning.stale == "vote" else kept
             down += VALUE * {"dense": whole, "pruned": kept, "none": 0}[p.send]
             up += VALUE * {"all": whole, "kept": kept, "zeros": numel, "none": 0}[p.upload]
-    if not selector.derivable:
-        masks += sum(mask_bytes(layers.groups[g].units, k) for g, k in units.items())
-    return Traffic(down + masks, up, masks)
+        if not selector.derivable:
+            masks += sum(mask_bytes(u.units, units[g]) for g, u in layers.groups.items() if u.layer == l and g in units)
+        out[l] = Traffic(down + masks, up, masks)
+    return out
 
 
 def _cut(p: LayerPlan) -> bool:
@@ -233,8 +242,12 @@ def _reads_from(name: str, layers: LayerMap) -> Layer | None:
     return layers.groups[reads.group].layer if reads is not None and reads.group in layers.groups else None
 
 
-def peak_bytes(work: Work, plan: ClientPlan, layers: LayerMap, batch: int, momentum: bool) -> int:
+def peak_bytes(work: Work, plan: ClientPlan, layers: LayerMap, pruning: Pruning, batch: int, momentum: bool) -> int:
     """Memory of a training step at its fullest: weights, momentum, and all that forward and backward keep alive."""
+    units = unit_counts(plan, layers, pruning)
+    if units and pruning.physical and pruning.hold:  # what is trained is the smaller net
+        work = replace(work, net=submodel.shrink_net(work.net, layers, units))
+        layers = submodel.shrink_map(layers, units)
     train = {n for l, p in plan.layers.items() if p.train for n in layers.layers[l]} - layers.buffers
     held = sum(math.prod(s) for s in layers.shapes.values())
     trained = sum(math.prod(layers.shapes[n]) for n in train)

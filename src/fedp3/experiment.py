@@ -12,14 +12,14 @@ from fedp3 import data as datasets
 from fedp3.aggregate import Aggregation
 from fedp3.client import Recipe, Shard
 from fedp3.config import Config
-from fedp3.cost import Work, flops, held_parameters, measure, peak_bytes, traffic
+from fedp3.cost import Work, flops, held_parameters, measure, peak_bytes, traffic_by_layer
 from fedp3.data import Dataset
 from fedp3.errors import InputError
 from fedp3.layermap import layer_map
 from fedp3.models import PADS_TO, Spec, build
 from fedp3.partition import histogram, partition, read_partition, split
 from fedp3.plan import PlanRules, check_coverage, coverage, devices
-from fedp3.prune import check_pruning
+from fedp3.prune import SELECTORS, check_pruning
 from fedp3.server import Problem, ServerState, plans_for
 from fedp3.types import ClientPlan, Layer, Local, Pruning
 
@@ -58,7 +58,7 @@ def assemble_own(
     assert not isinstance(p.keep, str)  # files were read when the config was
     shards = _shards(config, data)
     mapped = layer_map(net, layers)
-    pruning = Pruning(p.selector, p.hold, p.stale, p.local, p.q, p.q_min)
+    pruning = Pruning(p.selector, p.hold, p.stale, p.local, p.q, p.q_min, p.physical)
     rules = PlanRules(config.plan.layers, config.plan.redraw, config.plan.others, config.plan.head, p.upload)
     keep = devices(p.keep, len(shards), seed)
     examples = {i: len(s.train) for i, s in shards.items()}
@@ -112,6 +112,7 @@ class ClientCost:
     peak_mb: float
     mb_down: float
     mb_up: float
+    layer_bytes: Mapping[Layer, tuple[int, int]]  # down and up
 
 
 def costs(experiment: Experiment) -> tuple[list[ClientCost], dict[Layer, list[int]]]:
@@ -131,7 +132,7 @@ def costs(experiment: Experiment) -> tuple[list[ClientCost], dict[Layer, list[in
 
 def _cost(plan: ClientPlan, work: Work, experiment: Experiment) -> ClientCost:
     layers, pruning, local = experiment.problem.layers, experiment.problem.pruning, experiment.recipe.local
-    bytes_ = traffic(plan, layers, pruning)
+    each = traffic_by_layer(plan, layers, pruning)
     return ClientCost(
         id=plan.client,
         layers=plan.whole,
@@ -139,7 +140,17 @@ def _cost(plan: ClientPlan, work: Work, experiment: Experiment) -> ClientCost:
         examples=0,
         parameters=held_parameters(plan, layers, pruning),
         mflops_per_example=flops(work, plan, layers, pruning) / 1e6,
-        peak_mb=peak_bytes(work, plan, layers, local.batch, local.momentum > 0) / 1e6,
-        mb_down=bytes_.down / 1e6,
-        mb_up=bytes_.up / 1e6,
+        peak_mb=peak_bytes(work, plan, layers, pruning, local.batch, local.momentum > 0) / 1e6,
+        mb_down=sum(t.down for t in each.values()) / 1e6,
+        mb_up=sum(t.up for t in each.values()) / 1e6,
+        layer_bytes={l: (t.down, t.up) for l, t in each.items()},
     )
+
+
+def masked_units(experiment: Experiment) -> dict[str, str]:
+    """Unit groups a structured selector would cut at some client but cannot, each with the reason."""
+    problem = experiment.problem
+    if SELECTORS[problem.pruning.selector].units is None:
+        return {}
+    pruned = {l for plan in plans_for(problem, 0) for l, p in plan.layers.items() if p.send == "pruned" and p.keep < 1}
+    return {g: u.fixed for g, u in problem.layers.groups.items() if u.layer in pruned and u.fixed}

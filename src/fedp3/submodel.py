@@ -125,8 +125,3 @@ def put_back(W: Params, small: Params, units: Units, layers: LayerMap) -> None:
             W[n].copy_(w)
         else:
             M.set_at(W[n], w, kept)
-
-
-def why_not(layers: LayerMap, group: Group) -> str:
-    """Why the units of a group cannot be cut; empty if they can."""
-    return layers.note or layers.groups[group].fixed

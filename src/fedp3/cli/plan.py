@@ -50,7 +50,7 @@ def plan(
     """
     from fedp3 import config
     from fedp3.driver import describe
-    from fedp3.experiment import assemble, costs
+    from fedp3.experiment import assemble, costs, masked_units
 
     experiment = assemble(config.load(path, overrides or []), data_dir)
     clients, covered = costs(experiment)
@@ -84,6 +84,8 @@ def plan(
     )
     show.tell("MFLOP: one example forward and backward; peak MB: one training step; MB: payload of one round")
     show.tell("clients that train and upload each layer: " + ", ".join(f"{l} {len(who)}" for l, who in covered.items()))
+    for group, why in masked_units(experiment).items():
+        show.tell(f"units of {group} stay whole: {why}")
     if experiment.problem.layers.note:
         show.tell(f"note: {experiment.problem.layers.note}")
     show.tell(f"next: fedp3 run {path}")

@@ -107,6 +107,7 @@ class PruneSection(Section):
         (), description="its share: a number, a list to draw from, or [] for U[q_min, 1]"
     )
     q_min: Share = Field(0.5, description="lower end of U[q_min, 1]")
+    physical: bool = Field(True, description="where whole units are cut, train a smaller net instead of a masked one")
 
 
 class LocalSection(Section):
