@@ -30,7 +30,7 @@ $(CORE): $(PINS) | $(BIN)/python
 	@touch $@
 
 $(FULL): $(CORE) $(PINS)
-	$(PIP) -e '.[privacy,tensorboard]' --group dev
+	$(PIP) -e '.[tensorboard]' --group dev
 	@touch $@
 
 demo: $(CORE)    ## train FedAvg and FedP3 on embedded digits, end at a report (core environment only)

@@ -90,6 +90,13 @@ def test_run_json_is_one_object_on_the_last_line(fedp3):
     assert isinstance(result["rejected"], int) and result["seconds"] > 0
 
 
+def test_local_pruning_says_its_realised_density(fedp3):
+    fedp3("init", "my.toml")
+    code, out, _ = fedp3("run", "my.toml", *TINY, "prune.local=ordered_dropout", "prune.q=0.5", "--out", "a")
+    assert code == 0 and re.search(r"local pruning left \d+\.\d % of the pruned layers' weights active", out)
+    assert "local pruning" not in fedp3("run", "my.toml", *TINY, "--out", "b")[1]
+
+
 def test_without_out_runs_are_numbered(fedp3):
     fedp3("init", "my.toml")
     assert last(fedp3("run", "my.toml", *TINY, "--json")[1])["out"] == "runs/my-1"
@@ -201,7 +208,7 @@ def test_data_ls_and_show(fedp3, tmp_path):
 def test_doctor_reports_versions_data_extras_and_threads(fedp3):
     found = last(fedp3("doctor", "--json")[1])
     assert found["versions"]["torch"] and found["cores"] >= 1 and found["devices"][0] == "cpu"
-    assert set(found["extras"]) == {"flower", "privacy", "tensorboard"}
+    assert set(found["extras"]) == {"tensorboard"}
     assert found["data"]["digits"]
     assert fedp3("doctor")[0] == 0
 

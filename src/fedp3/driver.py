@@ -131,9 +131,14 @@ def _result(
         "rejected": sum(len(r["rejected"]) for r in records),
         "late": sum(len(r["late"]) for r in records),
         "void": sum(bool(r["void"]) for r in records),
+        "density": _mean([r["density"] for r in records if r["density"] is not None]),
         "epsilon_max": None,
         "final": {k: asdict(a) if (a := getattr(final, k)) else None for k in ("G", "D", "P")},
     }
+
+
+def _mean(values: list[float]) -> float | None:
+    return sum(values) / len(values) if values else None
 
 
 # --------------------------------------------------------------------------- run folders

@@ -182,6 +182,9 @@ def _finish(results: list[dict[str, Any]], folder: Path, json: bool) -> None:
         show.as_json(results[0] if not (folder / "seeds.json").exists() else _several(results, folder))
         return
     show.results([r | {"name": Path(r["out"]).name} for r in results])
+    if results[0].get("density", 1.0) not in (None, 1.0):
+        left = f"{100 * results[0]['density']:.1f} %"
+        show.tell(f"local pruning left {left} of the pruned layers' weights active per step (realised)")
     show.tell(f"open {os.path.relpath(page)}")
 
 
