@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from fedp3 import config
+
 DOCS = Path(__file__).parents[1] / "docs"
 ROOT = DOCS.parent
 
@@ -41,3 +43,11 @@ def test_paper_lines_cited_in_the_code_are_in_the_paper_map():
     for path in (ROOT / "src" / "fedp3").glob("*.py"):
         for number in re.findall(r"# Alg\. (\d)", path.read_text()):
             assert f"## Algorithm {number}" in page or number in "45", f"{path.name} cites Algorithm {number}"
+
+
+def test_every_experiment_file_is_a_config():
+    files = sorted((ROOT / "experiments").glob("*.toml"))
+    assert files
+    for path in files:
+        assert config.load(path).run.rounds > 0
+        assert f"fedp3 run experiments/{path.name}" in path.read_text(), "its header names the command"
