@@ -33,7 +33,7 @@ def test_links_between_documents_lead_somewhere():
 def test_functions_named_in_the_paper_map_exist():
 
     for module, name in re.findall(
-        r"`(plan|server|prune|client|aggregate)\.(\w+)", (DOCS / "paper-map.md").read_text()
+        r"`(plan|server|prune|client|steps|aggregate)\.(\w+)", (DOCS / "paper-map.md").read_text()
     ):
         assert hasattr(importlib.import_module(f"fedp3.{module}"), name), f"{module}.{name}"
 

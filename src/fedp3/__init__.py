@@ -1,7 +1,7 @@
 """Train one network over devices that cannot all hold, compute or upload it.
 
 `fedp3.run(model, data)` is the short way in; `fedp3 --help` the other.  The algorithm itself is in `fedp3.server`
-(Algorithm 1), `fedp3.client` (Algorithm 2) and `fedp3.aggregate` (Algorithm 3).
+(Algorithm 1), `fedp3.client` and `fedp3.steps` (Algorithm 2) and `fedp3.aggregate` (Algorithm 3).
 """
 
 from typing import TYPE_CHECKING, Any
