@@ -39,10 +39,10 @@ demo: $(CORE)    ## train FedAvg and FedP3 on embedded digits, end at a report (
 install: $(FULL) ## environment with every extra and the development tools
 
 test: $(FULL) lint types ## lint, type-check, then the whole test suite
-	$(TESTENV) $(BIN)/python -m pytest -n $(JOBS) -m "not slow"
+	$(TESTENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
 
 test-slow: $(FULL) ## the tests that take minutes
-	$(TESTENV) $(BIN)/python -m pytest -n $(JOBS) -m slow
+	$(TESTENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow
 
 lint: $(FULL)    ## ruff: rules and format
 	$(BIN)/ruff check .

@@ -1,5 +1,6 @@
 """P_i, Q_i and the dispatch: every row of `SELECTORS` and `LOCAL_PRUNERS` is held to the same claims."""
 
+import itertools
 import math
 from collections.abc import Mapping
 
@@ -62,10 +63,13 @@ def test_masks_are_those_of_the_twin(kind, selector, keep, sets, t, client):
     assert got.keys() == want.keys() and all(torch.equal(got[n], want[n]) for n in want)
 
 
-@given(keep=keeps, n=st.integers(1, 500), granule=st.integers(1, 4))
-def test_counts_are_exact_floors_and_ceilings_of_decimal_shares(keep, n, granule):
-    assert kept_weights(keep, n) == ref.floor_share(keep, n)
-    assert kept_units(keep, n * granule, granule) == granule * ref.ceil_share(keep, n)
+def test_counts_are_exact_floors_and_ceilings_of_decimal_shares():
+    """All hundredths of all sizes to 120: 0.29 * 100 is 28.999999999999996, 0.07 * 100 is 7.000000000000001."""
+    for k, n in itertools.product(range(1, 101), range(1, 121)):
+        keep = k / 100
+        assert kept_weights(keep, n) == ref.floor_share(keep, n)
+        assert kept_units(keep, n, 1) == ref.ceil_share(keep, n)
+        assert kept_units(keep, 3 * n, 3) == 3 * ref.ceil_share(keep, n)
 
 
 @pytest.mark.parametrize("selector", WEIGHTS)

@@ -16,6 +16,7 @@ from test_report import HOSTILE, make_run
 sync_api = pytest.importorskip("playwright.sync_api")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 MB = 1_000_000
+HANGS = 180_000  # milliseconds: a guard against hanging, not a limit of speed
 TEXTS = (
     "h1", "nav a", "dt", ".cards small", ".pill", ".pill.open", ".sort", "td", "caption", ".reasons li", "figcaption",
     "svg .tick", ".legend li", ".config .differs dd", "code", ".facts dd", ".toggle", "output",
@@ -55,7 +56,7 @@ def visit(browser: Any) -> Iterator[Callable[..., Opened]]:
         page.on("pageerror", lambda e: opened.errors.append(str(e)))
         page.on("dialog", lambda d: (opened.errors.append(f"dialog {d.message}"), d.dismiss()))
         page.on("request", lambda r: opened.requests.append(r.url))
-        page.goto(path.as_uri())
+        page.goto(path.as_uri(), timeout=HANGS)
         visited.append((opened, page.url))
         return opened
 
@@ -196,7 +197,7 @@ def test_the_policy_stops_markup_that_slipped_through(tmp_path: Path, browser: A
     html = path.read_text().replace("<main", f"<script>window.hurt=1</script>{HOSTILE}<main", 1)
     path.write_text(html)
     page = browser.new_page()
-    page.goto(path.as_uri())
+    page.goto(path.as_uri(), timeout=HANGS)
     assert page.locator("img").count() == 1  # it is there, and did nothing
     assert page.evaluate("window.hurt") is None
     page.close()

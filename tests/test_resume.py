@@ -98,7 +98,8 @@ def test_a_signal_leaves_a_checkpoint_and_names_the_way_back(number, place, whol
     assert process.returncode == 128 + number, err
     assert f"fedp3 resume {folder}" in err
     newest = max(p.stem for p in (folder / "checkpoint").glob("*.json"))
-    assert int(newest) == len(record.read_events(folder)), "the last whole round is saved"
+    # A signal between the event of a round and its end: the event is cut on resume, and the round is run again.
+    assert len(record.read_events(folder)) - int(newest) in (0, 1), "the last whole round is saved"
 
 
 def wait_for(condition, seconds: float = 60) -> None:

@@ -29,7 +29,7 @@ def _side(axis: Axis | None, units: dict[str, Tensor]) -> Tensor | None:
     at = units[axis.group]
     if axis.repeat == 1:
         return at
-    return (at[:, None] * axis.repeat + torch.arange(axis.repeat)).flatten()  # (kept units * repeat,)
+    return (at[:, None] * axis.repeat + torch.arange(axis.repeat, device=at.device)).flatten()  # (kept units * repeat,)
 
 
 def block(name: str, units: dict[str, Tensor], layers: LayerMap) -> Block | None:

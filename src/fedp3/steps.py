@@ -133,6 +133,7 @@ def _small_step(
     lr: float,
 ) -> float:
     """One step on the net that ordered dropout leaves, written back into the whole one."""
+    units = {g: at.to(recipe.device) for g, at in units.items()}
     here, layers = smaller(recipe, units), recipe.layers
     small, whole = named(here.net), {n: named(recipe.net)[n].detach() for n in layers.shapes}
     load(small, submodel.cut(whole, units, layers))
