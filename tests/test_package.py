@@ -131,7 +131,7 @@ def test_import_fedp3_loads_none_of_the_heavy_libraries() -> None:
 def test_the_whole_core_loads_none_of_the_heavy_libraries() -> None:
     """Up to the server; figures, digits, trackers and Flower are loaded where they are used."""
     core = [m for m in MODULES if m and (level(m) or 0) <= LEVEL["server"]]
-    assert {"server", "client", "data.library"} <= set(core)
+    assert {"server", "client", "data.catalogue"} <= set(core)
     loaded = loaded_by("import " + ", ".join(f"fedp3.{m}" for m in core))
     assert "torch" in loaded and not loaded & set(HEAVY)
 

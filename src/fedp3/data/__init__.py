@@ -5,14 +5,14 @@ The paper's protocol pools the published train and test parts and cuts every cli
 
     pool.py      Dataset, batch; the way in for a user's own tensors or torch dataset
     sources.py   the table of known data sets: files, shapes, addresses, checksums, normalisation
-    library.py   where the files lie: find, load, inventory
+    catalogue.py where the files lie: find, load, inventory
     download.py  get: download, check, unpack, and only then put in place
     files.py     parsers of the published formats; nothing is ever unpickled
     archives.py  the expected members of a published archive, and no others
 """
 
+from fedp3.data.catalogue import Row, find, inventory, load
 from fedp3.data.download import get
-from fedp3.data.library import Row, find, inventory, load
 from fedp3.data.pool import Dataset, batch, from_tensors, from_torch
 from fedp3.data.sources import NAMES
 

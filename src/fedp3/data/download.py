@@ -11,7 +11,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from fedp3.data.library import by_hand, find, roots
+from fedp3.data.catalogue import by_hand, find, roots
 from fedp3.data.sources import NAMES, Download, Source
 from fedp3.errors import DataError
 from fedp3.lookup import pick

@@ -9,13 +9,13 @@ import contextlib
 import copy
 import multiprocessing
 import os
-import pickle
 import signal
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from pickle import dumps  # how processes pass things to each other; nothing from outside comes this way
 from time import monotonic
 from typing import Any
 
@@ -88,7 +88,7 @@ def _in_shared_memory(w: Tensor) -> Tensor:
 
 def _start(recipe: Recipe, shards: Mapping[int, Shard], workers: int) -> ProcessPoolExecutor:
     try:
-        pickle.dumps(recipe.net)
+        dumps(recipe.net)
     except Exception as error:
         raise InputError(f"workers > 1 need a net that can be pickled; this one cannot: {error}") from None
     context = multiprocessing.get_context("spawn")  # fork would copy locks that other threads hold
