@@ -148,7 +148,9 @@ def test_sweep_and_compare(fedp3):
     rows = last(out)["runs"]
     assert code == 0 and [r["method"] for r in rows] == ["fedavg", "fedp3"]
     assert rows[1]["mb_up"] < rows[0]["mb_up"]
-    assert fedp3("compare", "d/fedavg")[0] == 0
+    Path("d/notes.txt").write_text("not a run")
+    code, out, _ = fedp3("compare", "d/fedavg", "d/fedp3", "d/notes.txt")
+    assert code == 0 and "(100 %)" in out and "±" in out and "…" not in out
     assert fedp3("sweep", "my.toml", "--methods", "fedavg,nonsense", "--out", "e")[0] == 2
     assert not Path("e").exists()
 

@@ -1,8 +1,9 @@
 """Several runs: report on them, sweep over methods and seeds, compare."""
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -14,7 +15,9 @@ from fedp3.errors import InputError
 Folders = Annotated[list[Path], typer.Argument(help="Run folders")]
 
 
-def _runs(folders: list[Path]) -> list[Path]:
+def _runs(paths: list[Path]) -> list[Path]:
+    """The run folders among these; `DIR/*` may name a page or a picture as well."""
+    folders = [p for p in paths if not p.is_file()] or paths
     bad = [f for f in folders if not (f / "config.toml").exists() and not (f / "seeds.json").exists()]
     if bad:
         raise InputError(f"{bad[0]} is not a run folder: it has no config.toml")
@@ -31,7 +34,8 @@ def report(
     """
     from fedp3.report import write_figures, write_report
 
-    page = write_report(_runs(folders), out)
+    folders = _runs(folders)
+    page = write_report(folders, out)
     figures = write_figures(folders, page.parent / "figures")
     show.tell(f"{len(figures)} figures in {os.path.relpath(page.parent / 'figures')}")
     show.tell(f"open {os.path.relpath(page)}")
@@ -70,8 +74,16 @@ def compare(folders: Folders, json: AsJson = False) -> None:
     if json:
         show.as_json({"runs": rows})
         return
-    names = list(rows[0]) if rows else []
-    show.table(
-        {name: "left" if name in ("run", "method") else "right" for name in names},
-        [[f"{v:.4g}" if isinstance(v, float) else "-" if v is None else str(v) for v in r.values()] for r in rows],
-    )
+    budget = rows[0]["budget_mb"]
+    at_budget = f"G at {budget:.0f} MB" if isinstance(budget, float) else "G at equal MB"
+    names = ("seeds", "G", "D", "P", "worst", "MB up", "MB down", "seconds", at_budget)
+    show.table({"run": "left", **dict.fromkeys(names, "right")}, [_row(r) for r in rows])
+    show.tell("accuracies: mean over clients and seeds, ± deviation over seeds; MB: whole run, against dense FedAvg")
+
+
+def _row(r: Mapping[str, Any]) -> list[str]:
+    spread = {k: "" if r[f"{k}_std"] is None else f" ± {100 * r[f'{k}_std']:.1f}" for k in ("G", "D", "P")}
+    traffic = [f"{r[f'mb_{way}']:.1f} ({100 * r[f'share_{way}']:.0f} %)" for way in ("up", "down")]
+    scores = [show.share(r[k]) + spread[k] for k in ("G", "D", "P")]
+    name, seeds, seconds = str(r["run"]), str(r["seeds"]), f"{r['seconds']:.1f}"
+    return [name, seeds, *scores, show.share(r["worst"]), *traffic, seconds, show.share(r["G_at_mb"])]
