@@ -1,8 +1,8 @@
-"""Attention, our own design: equal to its formula, blind to nothing but direction, and able to tell noise from data.
+"""Attention, our own design: equal to its formula, judging by direction alone, and able to tell noise from data.
 
 Run as a program this file prints the study behind the defaults of `Aggregation`:
 
-    python tests/test_attention.py --seeds 4 --rounds 100 --partition classes --noisy 0.3 --step 0.1
+    python tests/test_attention.py --seeds 4 --rounds 100 --partition classes --noisy 0.3 --step 0.0625 0.25 1
 """
 
 import argparse
@@ -309,12 +309,12 @@ def test_with_random_labels_among_them_attention_is_not_below_simple():
 
 @pytest.mark.slow
 def test_without_random_labels_attention_costs_little():
-    """Over 3 seeds of 100 rounds; 0.6 points is twice the standard error of the difference."""
+    """Over 3 seeds of 100 rounds: single seeds lose up to half a point, the mean must not."""
     fleets = [planted(seed, noisy=0.0) for seed in SEEDS]
     simple, attention = (
         statistics.fmean(outcome(f, RUNS[name]).accuracy for f in fleets) for name in ("simple", "sketched")
     )
-    assert attention > simple - 0.006
+    assert attention > simple - 0.003
 
 
 def main() -> None:
