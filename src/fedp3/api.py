@@ -13,7 +13,6 @@ from fedp3 import data as datasets
 from fedp3 import driver, record
 from fedp3.data import Dataset
 from fedp3.driver import OnRound, Outcome
-from fedp3.engines.inprocess import States
 from fedp3.experiment import Experiment, assemble_own
 from fedp3.types import Layer, Params
 
@@ -87,8 +86,7 @@ def run(
     else:
         driver.reopen(folder)
     with record.locked(folder):
-        checkpoint, _ = record.load_checkpoint(folder, config.digest())
-        record.cut_events(folder, checkpoint.state.t if checkpoint else 0)
+        checkpoint, _ = driver.pick_up(folder, config.digest())
         return _drive(experiment, folder, workers, on_round, checkpoint)
 
 
@@ -99,8 +97,7 @@ def _drive(
     on_round: OnRound | None,
     checkpoint: record.Checkpoint | None,
 ) -> Result:
-    states = States({i: dict(r) for i, r in checkpoint.clients.items()}) if checkpoint else None
-    engine = driver.make_engine(experiment, workers, states)
+    engine = driver.make_engine(experiment, workers, driver.states_of(checkpoint))
     try:
         outcome = driver.drive(experiment, engine, folder, on_round, checkpoint.state if checkpoint else None)
     finally:

@@ -10,7 +10,7 @@ from fedp3 import masks as M
 from fedp3 import submodel
 from fedp3.data import batch
 from fedp3.rng import Use, layers_draw_from
-from fedp3.steps import SCHEDULES, Recipe, Shard, batches, load, named, physical, smaller, train
+from fedp3.steps import SCHEDULES, Recipe, Shard, batches, load, named, smaller, train
 from fedp3.types import ClientState, ClientUpdate, Masks, Params, Task
 
 __all__ = ["EVAL_BATCH", "SCHEDULES", "Recipe", "Shard", "batches", "local_update"]
@@ -23,7 +23,7 @@ def local_update(
 ) -> tuple[ClientUpdate, ClientState | None]:
     """Algorithm 2 for one client: (what leaves it, what stays).  Writes to `recipe.net` only."""
     start = _start(recipe, task, state)
-    units = task.masks.units if physical(recipe.pruning) else {}
+    units = task.masks.units if submodel.physical(recipe.pruning) else {}
     here, asked = smaller(recipe, units), replace(task, masks=Masks()) if units else task
     tensors = named(here.net)
     load(tensors, submodel.cut(start, units, recipe.layers) if units else start)

@@ -245,7 +245,7 @@ def _reads_from(name: str, layers: LayerMap) -> Layer | None:
 def peak_bytes(work: Work, plan: ClientPlan, layers: LayerMap, pruning: Pruning, batch: int, momentum: bool) -> int:
     """Memory of a training step at its fullest: weights, momentum, and all that forward and backward keep alive."""
     units = unit_counts(plan, layers, pruning)
-    if units and pruning.physical and pruning.hold:  # what is trained is the smaller net
+    if units and submodel.physical(pruning):  # what is trained is the smaller net
         work = replace(work, net=submodel.shrink_net(work.net, layers, units))
         layers = submodel.shrink_map(layers, units)
     train = {n for l, p in plan.layers.items() if p.train for n in layers.layers[l]} - layers.buffers

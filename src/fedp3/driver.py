@@ -181,6 +181,18 @@ def versions() -> dict[str, str]:
     }
 
 
+def pick_up(folder: Path, digest: str) -> tuple[record.Checkpoint | None, list[str]]:
+    """Where a run folder can go on, its record cut back to that round, and what was wrong with newer checkpoints."""
+    checkpoint, broken = record.load_checkpoint(folder, digest)
+    record.cut_events(folder, checkpoint.state.t if checkpoint else 0)
+    return checkpoint, broken
+
+
+def states_of(checkpoint: record.Checkpoint | None) -> States | None:
+    """What the clients of a checkpoint keep, for an engine to go on with."""
+    return States({i: dict(rounds) for i, rounds in checkpoint.clients.items()}) if checkpoint else None
+
+
 def reopen(folder: Path) -> Config:
     """The config of a run folder; refused, with the difference, if it was changed since the run began."""
     if not (folder / "config.toml").exists():

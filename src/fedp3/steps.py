@@ -52,11 +52,6 @@ SCHEDULES: Mapping[str, Callable[[float], float]] = {  # share of the run that h
 }
 
 
-def physical(pruning: Pruning) -> bool:
-    """A smaller net stands for a masked one only where pruned coordinates are held at zero."""
-    return pruning.physical and pruning.hold
-
-
 def smaller(recipe: Recipe, units: Mapping[Group, Tensor]) -> Recipe:
     """The recipe on the net that is left when only these units are kept."""
     if not units:
@@ -106,7 +101,7 @@ def train(recipe: Recipe, shard: Shard, task: Task, tensors: dict[str, Tensor]) 
         x = batch(recipe.data, where, augment).to(recipe.device)
         y = recipe.data.y[where].to(recipe.device)
         step = local_prune(draw_q(pruning, draw), task.plan, task.masks, recipe.layers, draw)  # Alg. 2, l. 2
-        if step.units and physical(pruning):
+        if step.units and submodel.physical(pruning):
             loss = _small_step(recipe, task, x, y, step.units, hold, velocity, lr)
         else:
             loss, grads = _gradients(recipe, x, y, tensors, trained, step)  # Alg. 2, l. 3

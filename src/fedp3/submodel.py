@@ -17,10 +17,15 @@ import torch
 from torch import Tensor, nn
 
 from fedp3 import masks as M
-from fedp3.types import Group, LayerMap, Params
+from fedp3.types import Group, LayerMap, Params, Pruning
 
 Units = Mapping[Group, Tensor]  # kept unit indices
 KEPT_NETS = 16  # smaller nets remembered per net: a fleet has few shapes, ordered dropout draws many
+
+
+def physical(pruning: Pruning) -> bool:
+    """A smaller net stands for a masked one only where pruned coordinates are held at zero."""
+    return pruning.physical and pruning.hold
 
 
 def shrink_map(layers: LayerMap, counts: Mapping[Group, int]) -> LayerMap:

@@ -1,6 +1,5 @@
 """Before a run: write a config, look at what it asks of every client, list the methods."""
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -53,12 +52,12 @@ def plan(
     from fedp3.experiment import assemble, costs, masked_units
 
     experiment = assemble(config.load(path, overrides or []), data_dir)
-    clients, covered = costs(experiment)
     if json:
         summary = describe(experiment)
-        keys = ("layers", "parameters", "reductions", "dense_bytes")
-        show.as_json({"clients": [asdict(c) for c in clients], "coverage": covered, **{k: summary[k] for k in keys}})
+        keys = ("clients", "coverage", "layers", "parameters", "reductions", "dense_bytes")
+        show.as_json({k: summary[k] for k in keys})
         return
+    clients, covered = costs(experiment)
     names = ("examples", "parameters", "MFLOP", "peak MB", "MB down", "MB up")
     show.table(
         {"client": "right", "whole (L_i)": "left", "the rest, kept": "left", **dict.fromkeys(names, "right")},

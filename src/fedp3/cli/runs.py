@@ -102,18 +102,17 @@ def go_on(
     settings: "Config", folder: Path, workers: int, data_dir: Path | None, tensorboard: bool = False, name: str = ""
 ) -> dict[str, Any]:
     """Take an existing run folder to its end."""
-    from fedp3 import record
+    from fedp3 import driver, record
     from fedp3.experiment import assemble
 
     if (folder / "result.json").exists():
         return record.read_json(folder / "result.json")
     with record.locked(folder):
-        checkpoint, broken = record.load_checkpoint(folder, settings.digest())
+        checkpoint, broken = driver.pick_up(folder, settings.digest())
         for text in broken:
             show.say(text)
         done = checkpoint.state.t if checkpoint else 0
         show.say(f"going on after round {done} of {settings.run.rounds}")
-        record.cut_events(folder, done)
         return _train(assemble(settings, data_dir), folder, workers, checkpoint, tensorboard, name)
 
 
@@ -144,13 +143,11 @@ def _train(
     experiment: "Experiment", folder: Path, workers: int, checkpoint: "Checkpoint | None", tensorboard: bool, name: str
 ) -> dict[str, Any]:
     from fedp3 import driver
-    from fedp3.engines.inprocess import States
 
-    states = States({i: dict(rounds) for i, rounds in checkpoint.clients.items()}) if checkpoint else None
     began = checkpoint.state if checkpoint else None
     total = experiment.problem.rounds
     with stoppable(), show.rounds(name or experiment.config.method, total, began.t if began else 0) as progress:
-        engine = driver.make_engine(experiment, workers, states)
+        engine = driver.make_engine(experiment, workers, driver.states_of(checkpoint))
         try:
             each = _also_tensorboard(progress, folder) if tensorboard else progress
             return dict(driver.drive(experiment, engine, folder, each, began).result)
