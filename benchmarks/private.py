@@ -1,0 +1,98 @@
+"""A private step against the plain step and against Opacus' ghost clipping: same net, batch, clip and noise.
+
+Mounted in `python -m benchmarks`; by itself: python -m benchmarks.private
+"""
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.__main__ import Work, compare, shown
+from fedp3.models import Spec, build
+from fedp3.privacy.mechanism import private_gradient
+from fedp3.types import Local, Private
+
+BATCH, LR = 48, 1e-3
+
+
+def plain_step(net: nn.Module, x: Tensor, y: Tensor) -> Work:
+    W = [w for w in net.parameters() if w.requires_grad]
+
+    def step() -> None:
+        grads = torch.autograd.grad(F.cross_entropy(net(x), y), W)
+        with torch.no_grad():
+            torch._foreach_add_(W, list(grads), alpha=-LR)
+
+    return step
+
+
+def private_step(net: nn.Module, x: Tensor, y: Tensor) -> Work:
+    W = {n: w for n, w in net.named_parameters() if w.requires_grad}
+    gradient = private_gradient(Private(1.0, 1.0, 0.1), Local(batch=BATCH), 10 * BATCH, 0, 0, 0)
+
+    def step() -> None:
+        grads = gradient(net, x, y, W, {})[1]
+        with torch.no_grad():
+            torch._foreach_add_(list(W.values()), grads, alpha=-LR)
+
+    return step
+
+
+def opacus_step(net: nn.Module, x: Tensor, y: Tensor) -> Work:
+    from opacus.grad_sample import GradSampleModuleFastGradientClipping
+    from opacus.optimizers import DPOptimizerFastGradientClipping
+    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+
+    wrapped = GradSampleModuleFastGradientClipping(net, max_grad_norm=1.0, use_ghost_clipping=True)
+    sgd = torch.optim.SGD([w for w in net.parameters() if w.requires_grad], lr=LR)
+    optimiser = DPOptimizerFastGradientClipping(sgd, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=BATCH)
+    criterion = DPLossFastGradientClipping(wrapped, optimiser, nn.CrossEntropyLoss())
+
+    def step() -> None:
+        with warnings.catch_warnings(action="ignore"):
+            optimiser.zero_grad()
+            criterion(wrapped(x), y).backward()
+            optimiser.step()
+
+    return step
+
+
+def pair(
+    model: str, layers: tuple[str, ...], yardstick: Callable[[nn.Module, Tensor, Tensor], Work]
+) -> tuple[Work, Work]:
+    """Ours and the yardstick on copies of one net in which only these layers train; none named: all."""
+    shape = {"mlp": (1, 28, 28), "cnn": (3, 32, 32)}[model]
+    net = build(model, Spec(shape, 10), 0)
+    for n, w in net.named_parameters():
+        w.requires_grad_(not layers or n.partition(".")[0] in layers)
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(BATCH, *shape, generator=rng), torch.randint(10, (BATCH,), generator=rng)
+    return private_step(net, x, y), yardstick(copy.deepcopy(net), x, y)
+
+
+def rows(pairs: int) -> Mapping[str, Callable[[], str]]:
+    """One line of the table each."""
+
+    def line(model: str, layers: tuple[str, ...]) -> Callable[[], str]:
+        def measured() -> str:
+            plain, theirs = (compare(*pair(model, layers, step), pairs) for step in (plain_step, opacus_step))
+            return f"{shown(plain)} of the plain step, {shown(theirs)} of Opacus' ghost clipping"
+
+        return measured
+
+    return {
+        "P1 private step, MLP 784-1024x3-10": line("mlp", ()),
+        "P2 private step, MLP, fc2 and head": line("mlp", ("fc2", "ffc")),
+        "P3 private step, CNN 3x32x32": line("cnn", ()),
+        "P4 private step, CNN, conv2 and head": line("cnn", ("conv2", "ffc")),
+    }
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    for name, measure in rows(15).items():
+        print(f"{name:<45} {measure()}", flush=True)
