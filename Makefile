@@ -12,7 +12,7 @@ FULL    := $(VENV)/.full
 TESTENV := OMP_NUM_THREADS=1 MPLBACKEND=Agg
 JOBS    ?= 2
 
-.PHONY: help demo install test test-slow lint types bench clean
+.PHONY: help demo install test test-slow test-deploy lint types bench clean
 
 help:            ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 14
@@ -30,7 +30,7 @@ $(CORE): $(PINS) | $(BIN)/python
 	@touch $@
 
 $(FULL): $(CORE) $(PINS)
-	$(PIP) -e '.[tensorboard]' --group dev
+	$(PIP) -e '.[flower,privacy,tensorboard]' --group dev
 	@touch $@
 
 demo: $(CORE)    ## train FedAvg and FedP3 on embedded digits, end at a report (core environment only)
@@ -39,10 +39,13 @@ demo: $(CORE)    ## train FedAvg and FedP3 on embedded digits, end at a report (
 install: $(FULL) ## environment with every extra and the development tools
 
 test: $(FULL) lint types ## lint, type-check, then the whole test suite
-	$(TESTENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow"
+	$(TESTENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not deploy"
 
 test-slow: $(FULL) ## the tests that take minutes
 	$(TESTENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m slow
+
+test-deploy: $(FULL) ## Flower's server and nodes as real processes: faults, TLS, resume
+	$(TESTENV) $(BIN)/python -m pytest -m deploy tests/flower
 
 lint: $(FULL)    ## ruff: rules and format
 	$(BIN)/ruff check .

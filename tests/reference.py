@@ -17,7 +17,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
 from fedp3.rng import Use, stream
-from fedp3.types import ClientPlan, Local, Pruning
+from fedp3.types import ClientPlan, LayerPlan, Local, Pruning
 
 Values = Mapping[str, Tensor]
 
@@ -75,18 +75,31 @@ UNITS: Mapping[str, Callable[[list[float], int, int, torch.Generator], list[int]
     "ordered": lambda size, k, t, rng: list(range(k)),
     "rolling": lambda size, k, t, rng: [(t + j) % len(size) for j in range(k)],
 }
+
+
+def hand(cards: list[int], j: int, m: int) -> list[int]:
+    """Player j's cards when m players share them out; with too few cards to go round, one at least."""
+    owner = [max(i for i in range(m) if Fraction(i * len(cards), m) < at + 1) for at in range(len(cards))]
+    mine = [card for card, i in zip(cards, owner, strict=True) if i == j]
+    return mine or [cards[math.floor(Fraction(j * len(cards), m))]]
+
+
 WEIGHTS = {"magnitude": lambda w, k, rng: top_k(w, k), "random": drawn}
 
 
 def kept_units(W: Values, chain: Chain, plan: ClientPlan, selector: str, t: int, seed: int) -> dict[str, list[int]]:
     """Layer -> the units P_i keeps, for the layers it cuts; the output units of the net are never cut."""
     rng = stream(seed, Use.GLOBAL_PRUNE, t, plan.client)
+    deck = stream(seed, Use.DEAL, t)  # one for all clients of a round
     kept = {}
     for link in chain[:-1]:
         p = plan.layers[link.layer]
         if p.send == "pruned" and p.keep < 1:
             blocks = norms(W[link.weight], link.granule)
-            chosen = UNITS[selector](blocks, ceil_share(p.keep, len(blocks)), t, rng)
+            if selector == "dealt":
+                chosen = hand(torch.randperm(len(blocks), generator=deck).tolist(), *plan.deal)
+            else:
+                chosen = UNITS[selector](blocks, ceil_share(p.keep, len(blocks)), t, rng)
             kept[link.layer] = sorted(b * link.granule + j for b in chosen for j in range(link.granule))
     return kept
 
@@ -112,16 +125,27 @@ def unit_masks(
 
 def pruned_masks(W: Values, chain: Chain, plan: ClientPlan, selector: str, t: int, seed: int) -> dict[str, Tensor]:
     """P_i as masks over every tensor."""
-    if selector in UNITS:
+    if selector in (*UNITS, "dealt"):
         kept = kept_units(W, chain, plan, selector, t, seed)
         return unit_masks(W, chain, kept, {link.layer: kept for link in chain})
     rng = stream(seed, Use.GLOBAL_PRUNE, t, plan.client)
     out = unit_masks(W, chain, {}, {link.layer: {} for link in chain})
+    if selector == "magnitude_all":
+        return out | top_k_of_all({link.weight: (W[link.weight], plan.layers[link.layer]) for link in chain})
     for link in chain:
         p = plan.layers[link.layer]
         if p.send == "pruned" and p.keep < 1:
             out[link.weight] = WEIGHTS[selector](W[link.weight], floor_share(p.keep, W[link.weight].numel()), rng)
     return out
+
+
+def top_k_of_all(weights: Mapping[str, tuple[Tensor, LayerPlan]]) -> dict[str, Tensor]:
+    """The largest magnitudes over all pruned weights together; among equals the first."""
+    cut = {n: (w, p) for n, (w, p) in weights.items() if p.send == "pruned" and p.keep < 1}
+    places = [(abs(v), n, j) for n, (w, _) in cut.items() for j, v in enumerate(w.flatten().tolist())]
+    k = max(1, math.floor(sum(Fraction(str(p.keep)) * w.numel() for w, p in cut.values())))
+    best = {(n, j) for _, n, j in sorted(places, key=lambda place: -place[0])[:k]}
+    return {n: torch.tensor([(n, j) in best for j in range(w.numel())]).reshape(w.shape) for n, (w, _) in cut.items()}
 
 
 # --------------------------------------------------------------------------- Q_i (Alg. 2, l. 2)
@@ -370,7 +394,7 @@ def client(fleet: Fleet, W: Values, plan: ClientPlan, t: int, draw: Draw | None 
     start = {n: w * P[n] if abstains[n] else w for n, w in W.items()}
     trained = [n for n, _ in fleet.net.named_parameters() if plan.layers[_layer(fleet, n)].train]
     free = [] if pruning.hold else [n for l, n in _owned(fleet) if plan.layers[l].send == "pruned"]
-    kept = kept_units(W, fleet.chain, plan, pruning.selector, t, seed) if pruning.selector in UNITS else {}
+    kept = kept_units(W, fleet.chain, plan, pruning.selector, t, seed) if pruning.selector in (*UNITS, "dealt") else {}
     rng = stream(seed, Use.LOCAL_PRUNE, t, i)
 
     def own(k: int) -> Values:

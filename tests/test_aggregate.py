@@ -15,7 +15,8 @@ import reference as ref
 from fedp3 import masks as M
 from fedp3.aggregate import EMPTY, RULES, Aggregation, aggregate, masked_mean
 from fedp3.errors import InputError, RunError
-from fedp3.types import ClientPlan, ClientUpdate, Contribution, LayerMap, LayerPlan, Masks, Params
+from fedp3.gate import judge
+from fedp3.types import ClientPlan, ClientUpdate, Contribution, LayerMap, LayerPlan, Masks, Params, Task
 from worlds import same, world
 
 SHAPES = ((), (1,), (3,), (2, 3), (2, 1, 2), (2, 2, 1, 2))
@@ -298,7 +299,10 @@ def test_the_sum_of_large_uploads_does_not_overflow():
 @every_rule
 def test_sums_that_would_depend_on_their_order_run_in_the_order_of_clients(rule):
     who = uploads([1, 1, 1], [1e25, 1.0, -1e25])
-    assert len({head_of(rule, order, tau=1e30) for order in itertools.permutations(who)}) == 1
+    tasks = [Task(0, c.plan, {}) for c in who]
+    orders = ([c.update for c in order] for order in itertools.permutations(who))
+    heard = (judge(replies, tasks, LAYERS, {0: 9, 1: 9, 2: 9}).accepted for replies in orders)
+    assert len({head_of(rule, them, tau=1e30) for them in heard}) == 1
     # not an idle claim: the same numbers sent by other clients do not add up to the same
     assert head_of("simple", uploads([1, 1, 1], [1e25, -1e25, 1.0])) != head_of("simple", who)
 
@@ -323,8 +327,8 @@ def test_the_number_of_threads_leaves_no_bit(rule):
     assert same(ends[0][0], ends[1][0]) and ends[0][1] == ends[1][1]
 
 
-def test_weights_that_are_no_weights_are_refused_with_layer_and_clients():
-    with pytest.raises(RunError, match=r"layer 'head', clients \[0, 1\].*got \[0.0, 0.0\]"):
+def test_weights_that_are_no_weights_are_refused_with_layer_and_client():
+    with pytest.raises(RunError, match=r"layer 'head', client 0: want a finite weight > 0, got 0.0"):
         head_of("examples", uploads([1, 1], [1.0, 2.0], [0, 0]))
 
 

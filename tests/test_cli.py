@@ -14,7 +14,7 @@ from fedp3.cli.show import share
 TINY = ["model.width=0.03", "partition.clients=6", "run.clients_per_round=3", "run.rounds=2", "local.steps=2"]
 ALONE = ["partition.clients=1", "run.clients_per_round=1"]
 COMMANDS = ["demo", "init", "plan", "methods", "run", "resume", "report", "sweep", "compare", "doctor"]
-COMMANDS += ["data ls", "data get", "data show"]
+COMMANDS += ["data ls", "data get", "data show", "flower app", "flower up", "flower key"]
 
 
 @pytest.fixture
@@ -210,7 +210,7 @@ def test_data_ls_and_show(fedp3, tmp_path):
 def test_doctor_reports_versions_data_extras_and_threads(fedp3):
     found = last(fedp3("doctor", "--json")[1])
     assert found["versions"]["torch"] and found["cores"] >= 1 and found["devices"][0] == "cpu"
-    assert set(found["extras"]) == {"tensorboard"}
+    assert set(found["extras"]) == {"flower", "privacy", "tensorboard"}
     assert found["data"]["digits"]
     assert fedp3("doctor")[0] == 0
 

@@ -195,6 +195,8 @@ def test_the_down_payload_is_values_and_underivable_masks_alone(net: str, select
     """A twin that counts by loops: four bytes for every value that is not pruned, and a mask for each cut thing."""
     c = case(net, Pruning(selector), keep=keep)
     bits = [(m.numel(), int(m.sum())) for m in c.task.masks.weights.values()]
+    if SELECTORS[selector].together:
+        bits = [(sum(n for n, _ in bits), sum(k for _, k in bits))]
     bits += [(c.layers.groups[g].units, len(at)) for g, at in c.task.masks.units.items()]
     masks = 0 if SELECTORS[selector].derivable else sum(min(-(-n // 8), 4 * k, 4 * (n - k)) for n, k in bits)
     values = 0
@@ -454,7 +456,7 @@ def test_a_broken_task_is_refused(change: Callable[[bytes], bytes], selector: st
 @pytest.mark.parametrize("selector", [name for name, s in SELECTORS.items() if not s.derivable])
 def test_a_mask_that_keeps_another_number_than_planned_is_refused(selector: str) -> None:
     c = case(pruning=Pruning(selector), rules=PlanRules("lowerb"))
-    assert "the plan says" in refuses(c.read, payload(lambda p: p[:-2] + bytes(2))(c.down))
+    assert "the plan says" in refuses(c.read, payload(lambda p: bytes(2) + p[2:])(c.down))
 
 
 @pytest.mark.parametrize("change", (BROKEN | BROKEN_UPDATES).values(), ids=(BROKEN | BROKEN_UPDATES).keys())
@@ -570,7 +572,7 @@ def test_any_layer_plan_in_a_signed_header_raises_nothing_else(layers: dict[str,
 
 
 def test_a_round_trip_by_hand() -> None:
-    """Two by two, one weight pruned: three values, then one byte of mask (indices would take four)."""
+    """Two by two, one weight pruned: one byte of mask (indices would take four), then three values."""
     layers = LayerMap(
         {"l": ("l.w",), "h": ("h.w",)}, {"l.w": (2, 2), "h.w": (1,)}, {}, {}, frozenset({"l.w"}), frozenset()
     )
@@ -578,4 +580,4 @@ def test_a_round_trip_by_hand() -> None:
     mask = torch.tensor([[True, False], [True, True]])
     weights = {"l.w": torch.tensor([[1.0, 0.0], [3.0, 4.0]]), "h.w": torch.tensor([5.0])}
     data = encode_task(Task(0, plan, weights, Masks(weights={"l.w": mask})), layers, Pruning())
-    assert opened(data)[1] == struct.pack("<4f", 1, 3, 4, 5) + bytes([0b10110000])
+    assert opened(data)[1] == bytes([0b10110000]) + struct.pack("<4f", 1, 3, 4, 5)

@@ -34,11 +34,12 @@ def final_hash(experiment, engine) -> str:
         engine.close()
 
 
-@pytest.mark.parametrize("selector", ["magnitude", "neuron"])
-def test_one_two_and_four_workers_give_the_same_bits(selector):
-    e = assemble(
-        config.parse({}, [*SMALL, f"prune.selector={selector}", "aggregate.rule=attention", "plan.head=personal"])
-    )
+@pytest.mark.parametrize(
+    ("setting", "stacked"), [("selector=magnitude", True), ("selector=neuron", True), ("local=uniform", False)]
+)
+def test_one_two_and_four_workers_give_the_same_bits(setting, stacked):
+    e = assemble(config.parse({}, [*SMALL, f"prune.{setting}", "aggregate.rule=attention", "plan.head=personal"]))
+    assert bool(e.recipe.chain) == stacked
     hashes = {workers: final_hash(e, make_engine(e, workers)) for workers in (1, 2, 4)}
     assert len(set(hashes.values())) == 1, hashes
 
@@ -53,6 +54,20 @@ def test_any_reply_order_gives_the_same_bits(experiment):
 
     *_, (state, _) = run(experiment.problem, experiment.start, reversed_replies)
     assert model_sha256(state.W) == straight
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_client_that_fails_in_a_stack_fails_alone(workers):
+    e = assemble(config.parse({}, [*SMALL, "plan.layers=full", "prune.keep=1.0"]))
+    assert e.recipe.chain
+    lost = replace(e.shards[2], train=e.shards[2].train + 10**6)  # no such samples
+    engine = make_engine(replace(e, shards={**e.shards, 2: lost}), workers)
+    try:
+        state, record = run_round(replace(e.problem, clients_per_round=0), e.start, engine.execute)
+    finally:
+        engine.close()
+    assert list(record.rejected) == [2] and "IndexError" in record.rejected[2]
+    assert record.accepted == (0, 1, 3, 4, 5) and state.t == 1
 
 
 def test_clients_train_on_one_thread_and_the_setting_comes_back():
@@ -145,6 +160,19 @@ def test_a_net_that_cannot_be_pickled_is_refused_for_workers(experiment):
 
     with pytest.raises(InputError, match="can be pickled"):
         pool(replace(experiment.recipe, net=Local(2, 2)), experiment.shards, 2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_client_whose_own_layers_are_gone_fails_and_does_not_begin_anew(workers, experiment):
+    e = experiment
+    later = replace(e.start, t=1, seen={0: 0, 1: 0})  # rounds that left no state here
+    engine = make_engine(e, workers)
+    try:
+        _, record = run_round(replace(e.problem, clients_per_round=0), later, engine.execute)
+    finally:
+        engine.close()
+    assert set(record.rejected) == {0, 1} and record.accepted == (2, 3, 4, 5)
+    assert "what this client kept of 'ffc' after round 1 is gone" in record.rejected[0]
 
 
 def test_states_keep_the_one_asked_for_and_the_newest():

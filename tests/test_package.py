@@ -13,17 +13,18 @@ import fedp3
 ROOT = Path(fedp3.__file__).parent
 # A module imports from its own level or from those above it in this list, never from below.
 LEVELS = (
-    "errors types rng lookup masks",
+    "errors types hooks rng lookup masks",
     "data partition layermap models plan",
-    "prune submodel aggregate gate privacy.clip privacy.account",
-    "codec cost steps client evaluate",
+    "prune submodel compress optimise aggregate gate privacy.clip privacy.mechanism privacy.account privacy.ledger "
+    "privacy.bounds",
+    "codec cost steps passes stacked client evaluate fleet",
     "server",
     "record tensorboard methods theory privacy",
     "config",
     "experiment",
     "engines report",
     "driver",
-    "api",
+    "api reproduce engines.flower.app engines.flower.strategy",
     "cli __main__",
 )
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names.split()}
@@ -165,6 +166,9 @@ BANNED_ATTRIBUTES = {
 }
 
 
+PIPES = frozenset({"engines.pool"})  # what our own processes pass to each other
+
+
 def forbidden(source: ast.AST) -> list[str]:
     """Calls of what runs code from data, hides randomness, or ends the process."""
     found = []
@@ -184,7 +188,8 @@ def forbidden(source: ast.AST) -> list[str]:
 
 @pytest.mark.parametrize("module", MODULES)
 def test_nothing_is_unpickled_or_run_from_data(module: str) -> None:
-    assert not forbidden(tree(module))
+    found = forbidden(tree(module))
+    assert not [f for f in found if not (module in PIPES and "pickle.Unpickler" in f)]
 
 
 @pytest.mark.parametrize(

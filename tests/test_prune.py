@@ -30,8 +30,8 @@ from fedp3.types import ClientPlan, LayerMap, LayerPlan, Masks, Pruning
 from worlds import KINDS, World, same, world
 
 CHAINS = [kind for kind, k in KINDS.items() if k.chain]
-WEIGHTS = [name for name, s in SELECTORS.items() if s.weights]
-UNITS = [name for name, s in SELECTORS.items() if s.units]
+WEIGHTS = [name for name, s in SELECTORS.items() if s.weights and not s.together]
+UNITS = [name for name, s in SELECTORS.items() if s.units and not s.deals]
 every_selector = pytest.mark.parametrize("selector", SELECTORS)
 every_pruner = pytest.mark.parametrize("local", LOCAL_PRUNERS)
 Masked = dict[str, Tensor]

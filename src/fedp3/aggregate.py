@@ -7,8 +7,8 @@ to zero (erratum A9).
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -19,17 +19,19 @@ from fedp3 import masks as M
 from fedp3.errors import RunError
 from fedp3.lookup import pick
 from fedp3.masks import Kept
+from fedp3.optimise import MEAN, Moments, Server, optimise
 from fedp3.rng import Use, stream
 from fedp3.types import Contribution, Layer, LayerMap, Params
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What attention remembers between rounds; empty for every other rule."""
+    """What attention and the server optimiser remember between rounds; empty without them."""
 
     logits: Mapping[int, float]  # s_i
     shares: Mapping[Layer, Mapping[int, float]]  # a_i of the last round that averaged l
     sketches: Mapping[Layer, Mapping[int, Tensor]]  # the direction of W_i^l - W_{t+1}^l, sketched
+    moments: Moments = field(default_factory=dict)  # of the server optimiser
 
 
 EMPTY = Memory({}, {}, {})
@@ -45,35 +47,36 @@ class Aggregation:
     limit: float = 0.5  # attention: largest change of a logit in one round
     start: Literal["simple", "weighted"] = "simple"  # attention begins at s = 0, or at s = log |L_i|
     sketch: int = 1024  # attention: numbers kept per upload and layer; 0 keeps them all
+    server: Server = MEAN  # how the model follows the mean
 
 
 # --------------------------------------------------------------------------- rules: what each sender weighs
 
 
+def simple(c: Contribution) -> float:
+    """Everybody counts the same (Alg. 3, l. 3)."""
+    return 1.0
+
+
+def examples(c: Contribution) -> float:
+    """m_i: FedAvg's weights."""
+    return float(c.update.examples)
+
+
+def weighted(c: Contribution) -> float:
+    """|L_i|, the head counted (Alg. 3, l. 5; A10)."""
+    return float(len(c.plan.uploaded))
+
+
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """One layer's aggregation, as a rule sees it."""
+    """One layer's aggregation, as a rule sees it that compares the uploads."""
 
     who: Sequence[Contribution]  # the layer's senders, in client order
     sent: Mapping[str, Sequence[tuple[Tensor, Kept]]]  # tensor -> what each of them uploaded of it
     W: Params  # W_t
     how: Aggregation
     memory: Memory
-
-
-def simple(v: Vote) -> list[float]:
-    """Everybody counts the same (Alg. 3, l. 3)."""
-    return [1.0] * len(v.who)
-
-
-def examples(v: Vote) -> list[float]:
-    """m_i: FedAvg's weights."""
-    return [float(c.update.examples) for c in v.who]
-
-
-def weighted(v: Vote) -> list[float]:
-    """|L_i|, the head counted (Alg. 3, l. 5; A10)."""
-    return [float(len(c.plan.uploaded)) for c in v.who]
 
 
 def distance(v: Vote) -> list[float]:
@@ -95,75 +98,118 @@ def _softmax(s: Tensor) -> list[float]:
     return shares
 
 
-Rule = Callable[[Vote], list[float]]
-RULES: Mapping[str, Rule] = {
-    "simple": simple,
-    "examples": examples,
-    "weighted": weighted,
-    "distance": distance,
-    "attention": attention,
-}
+Weigh = Callable[[Contribution], float]  # from one contribution alone: uploads need not wait for each other
+Compare = Callable[[Vote], list[float]]  # from all of a layer's uploads together
+ALONE: Mapping[str, Weigh] = {"simple": simple, "examples": examples, "weighted": weighted}
+TOGETHER: Mapping[str, Compare] = {"distance": distance, "attention": attention}
+RULES: Mapping[str, Weigh | Compare] = {**ALONE, **TOGETHER}
 LEARNS = frozenset({"attention"})  # rules that need a memory of the last round
 
 
 # --------------------------------------------------------------------------- the one masked mean
 
 
-def masked_mean(old: Tensor, sent: Sequence[tuple[Tensor, Kept]], a: Sequence[float]) -> Tensor:
+@dataclass(slots=True)
+class _Sum:
+    """sum_i a_i w_i and sum_i a_i of one tensor so far: no tensor of weights while everybody sent all of it."""
+
+    num: Tensor
+    den: Tensor | list[float] = field(default_factory=list)
+
+    def add(self, w: Tensor, kept: Kept, a: float) -> None:
+        if kept is None and isinstance(self.den, list):
+            self.num.add_(w, alpha=a)
+            self.den.append(a)
+            return
+        if isinstance(self.den, list):
+            self.den = torch.full_like(self.num, math.fsum(self.den))
+        values = M.take(w, kept).to(torch.float64) * a
+        M.add_at(self.num, values, kept)
+        M.add_at(self.den, torch.full_like(values, a), kept)
+
+    def mean(self, old: Tensor) -> Tensor:
+        if isinstance(self.den, list):
+            return self.num.div_(math.fsum(self.den)).to(old.dtype)
+        return torch.where(self.den > 0, (self.num / self.den).to(old.dtype), old)
+
+
+def masked_mean(old: Tensor, sent: Iterable[tuple[Tensor, Kept]], a: Iterable[float]) -> Tensor:
     """sum_i a_i w_i / sum_i a_i per coordinate, over those who sent it; where nobody did, `old`.
 
     Sums run in the order given, in double precision and undivided: whole weights then add up without rounding,
     so their scale leaves no trace, and equal uploads come back bit-equal.
     """
-    num = torch.zeros(old.shape, dtype=torch.float64)
-    if all(kept is None for _, kept in sent):
-        for (w, _), a_i in zip(sent, a, strict=True):
-            num.add_(w, alpha=a_i)
-        return num.div_(math.fsum(a)).to(old.dtype)
-    den = torch.zeros(old.shape, dtype=torch.float64)
+    total = _Sum(torch.zeros(old.shape, dtype=torch.float64))
     for (w, kept), a_i in zip(sent, a, strict=True):
-        values = M.take(w, kept).to(torch.float64) * a_i
-        M.add_at(num, values, kept)
-        M.add_at(den, torch.full_like(values, a_i), kept)
-    return torch.where(den > 0, (num / den).to(old.dtype), old)
+        total.add(w, kept, a_i)
+    return total.mean(old)
 
 
 def aggregate(
-    W: Params, who: Sequence[Contribution], layers: LayerMap, stale: str, how: Aggregation, memory: Memory, seed: int
+    W: Params, who: Iterable[Contribution], layers: LayerMap, stale: str, how: Aggregation, memory: Memory, seed: int
 ) -> tuple[Params, Memory]:
-    """W_{t+1} from the accepted updates of round t (Alg. 1, l. 14), and what the rule remembers."""
-    who = sorted(who, key=lambda c: c.client)
-    rule = pick(RULES, how.rule, "aggregation rule")
+    """W_{t+1} from the accepted updates of round t (Alg. 1, l. 14), and what the rule remembers.
+
+    Contributions come in client order.  Each is added up and let go, unless the rule compares them with each other.
+    """
+    pick(RULES, how.rule, "aggregation rule")
+    if how.rule in ALONE:
+        weigh = ALONE[how.rule]
+        return _follow(W, *_add_up(W, who, layers, stale, lambda c, l: weigh(c)), layers, how, memory)
+    who = list(who)
     senders = {l: [c for c in who if c.plan.layers[l].upload != "none"] for l in layers.layers}
     senders = {l: cs for l, cs in senders.items() if cs}
     learns = how.rule in LEARNS
     if learns:
         memory = _learn(W, senders, layers, stale, how, memory, seed)
-    new, shares = dict(W), {}
-    for l, cs in senders.items():
-        sent = {
-            n: [(c.update.tensors[n], M.uploaded(n, l, c.plan, c.masks, layers, stale)) for c in cs]
-            for n in layers.layers[l]
-        }
-        a = rule(Vote(cs, sent, W, how, memory))
-        _check(a, l, cs)
-        shares[l] = {c.client: a_i / math.fsum(a) for c, a_i in zip(cs, a, strict=True)}
-        for n in layers.layers[l]:
-            new[n] = masked_mean(W[n], sent[n], a)
+    weights = {l: _compared(W, l, cs, layers, stale, how, memory) for l, cs in senders.items()}
+    mean, sent = _add_up(W, who, layers, stale, lambda c, l: weights[l][c.client])
     if learns:
         sketches = {
-            l: {c.client: _sketch(new, c, l, layers, stale, how, seed) for c in cs} for l, cs in senders.items()
+            l: {c.client: _sketch(mean, c, l, layers, stale, how, seed) for c in cs} for l, cs in senders.items()
         }
-        memory = Memory(memory.logits, {**memory.shares, **shares}, {**memory.sketches, **sketches})
-    return new, memory
+        shares = {l: {i: a / math.fsum(of.values()) for i, a in of.items()} for l, of in weights.items()}
+        memory = replace(memory, shares={**memory.shares, **shares}, sketches={**memory.sketches, **sketches})
+    return _follow(W, mean, sent, layers, how, memory)
 
 
-def _check(a: Sequence[float], l: Layer, cs: Sequence[Contribution]) -> None:
-    if not (all(math.isfinite(x) and x >= 0 for x in a) and math.fsum(a) > 0):
-        raise RunError(
-            f"layer {l!r}, clients {[c.client for c in cs]}: want one finite weight >= 0 each and a positive sum, "
-            f"got {list(a)}"
-        )
+Sent = Mapping[str, Tensor | None]  # tensors that came back -> which coordinates did; None: all
+
+
+def _follow(
+    W: Params, mean: Params, sent: Sent, layers: LayerMap, how: Aggregation, memory: Memory
+) -> tuple[Params, Memory]:
+    """W_{t+1}: the mean, or where the server optimiser goes on its account."""
+    new, moments = optimise(W, mean, sent, layers, how.server, memory.moments)
+    return new, replace(memory, moments=moments)
+
+
+def _add_up(
+    W: Params, who: Iterable[Contribution], layers: LayerMap, stale: str, weigh: Callable[[Contribution, Layer], float]
+) -> tuple[Params, Sent]:
+    sums: dict[str, _Sum] = {}
+    for c in who:
+        for l in c.plan.uploaded:
+            a = weigh(c, l)
+            if not (math.isfinite(a) and a > 0):
+                raise RunError(f"layer {l!r}, client {c.client}: want a finite weight > 0, got {a}")
+            for n in layers.layers[l]:
+                total = sums.get(n) or sums.setdefault(n, _Sum(torch.zeros(W[n].shape, dtype=torch.float64)))
+                total.add(c.update.tensors[n], M.uploaded(n, l, c.plan, c.masks, layers, stale), a)
+    sent = {n: s.den > 0 if isinstance(s.den, Tensor) else None for n, s in sums.items()}
+    return {n: sums[n].mean(w) if n in sums else w for n, w in W.items()}, sent
+
+
+def _compared(
+    W: Params, l: Layer, cs: Sequence[Contribution], layers: LayerMap, stale: str, how: Aggregation, memory: Memory
+) -> dict[int, float]:
+    """What each sender of a layer weighs under a rule that compares them."""
+    sent = {
+        n: [(c.update.tensors[n], M.uploaded(n, l, c.plan, c.masks, layers, stale)) for c in cs]
+        for n in layers.layers[l]
+    }
+    a = TOGETHER[how.rule](Vote(cs, sent, W, how, memory))
+    return {c.client: a_i for c, a_i in zip(cs, a, strict=True)}
 
 
 # --------------------------------------------------------------------------- attention: learning the logits
@@ -203,7 +249,7 @@ def _learn(
     for i, terms in gain.items():
         step = how.step * math.fsum(terms) / len(terms)
         logits[i] += max(-how.limit, min(how.limit, step))
-    return Memory(logits, memory.shares, {l: s for l, s in memory.sketches.items() if l not in senders})
+    return replace(memory, logits=logits, sketches={l: s for l, s in memory.sketches.items() if l not in senders})
 
 
 def _sketch(

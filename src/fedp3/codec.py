@@ -1,8 +1,9 @@
 """Tasks and updates as bytes: raw values of the coordinates that travel, and masks the other side cannot derive.
 
     magic, length of header | header (JSON, with the sha256 of the payload) | payload
-The payload is what `cost` counts: little-endian float32 values, then masks as bitmaps or index lists, whichever is
-shorter.  Everything else is framing.  Decoding checks sizes before it allocates, and never runs code.
+The payload is what `cost` counts: masks as bitmaps or index lists, whichever is shorter, then little-endian values,
+float32 or what the run compresses uploads to.  Everything else is framing.  Decoding checks sizes before it allocates,
+and never runs code.
 """
 
 import hashlib
@@ -10,6 +11,7 @@ import json
 import math
 import struct
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -17,13 +19,16 @@ import torch
 from torch import Tensor
 
 from fedp3 import masks as M
+from fedp3.compress import dtype_of, top, way
 from fedp3.errors import CodecError
 from fedp3.gate import EXTRA_LIMIT
 from fedp3.masks import Kept
-from fedp3.prune import SELECTORS, masks_for
+from fedp3.prune import SELECTORS, cut_weights, kept_together, kept_weights, masks_for
 from fedp3.types import (
+    AS_IS,
     ClientPlan,
     ClientUpdate,
+    Compression,
     Kind,
     LayerMap,
     LayerPlan,
@@ -75,7 +80,23 @@ def unpack_mask(data: bytes, n: int, k: int) -> Tensor:
     return torch.from_numpy(flat)
 
 
+def wire_bytes(name: str, count: int, layers: LayerMap, compression: Compression) -> int:
+    """Payload of this many coordinates of a tensor on their way up, with its scale or its indices."""
+    how = way(name, layers, compression)
+    if how is None:
+        return 4 * count
+    if how.remembers:
+        k = kept_weights(compression.share, count)
+        return 4 * k + mask_bytes(count, k)
+    return how.dtype.itemsize * count + 4 * how.scaled
+
+
 # --------------------------------------------------------------------------- frames
+
+
+def room_for(extra: Params) -> int:
+    """How many bytes of a method's own tensors a reader makes room for."""
+    return max(EXTRA_LIMIT, 4 * sum(w.numel() for w in extra.values()))
 
 
 def _frame(header: Mapping[str, Any], payload: bytes) -> bytes:
@@ -121,8 +142,11 @@ class _Reader:
         piece, self.rest = bytes(self.rest[:size]), self.rest[size:]
         return piece
 
-    def values(self, count: int) -> Tensor:
-        return torch.from_numpy(np.frombuffer(self.take(4 * count), "<f4").astype(np.float32))
+    def values(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        native = torch.empty(0, dtype=dtype).numpy().dtype
+        return torch.from_numpy(
+            np.frombuffer(self.take(dtype.itemsize * count), native.newbyteorder("<")).astype(native)
+        )
 
     def done(self) -> None:
         if len(self.rest):
@@ -130,7 +154,8 @@ class _Reader:
 
 
 def _bytes_of(w: Tensor) -> bytes:
-    return w.contiguous().numpy().astype("<f4", copy=False).tobytes()
+    here = w.contiguous().numpy()
+    return here.astype(here.dtype.newbyteorder("<"), copy=False).tobytes()
 
 
 # --------------------------------------------------------------------------- tasks
@@ -138,7 +163,7 @@ def _bytes_of(w: Tensor) -> bytes:
 
 def _sent(task: Task, layers: LayerMap, stale: str) -> Iterator[tuple[str, Kept]]:
     for l, p in task.plan.layers.items():
-        if p.send != "none":
+        if p.send in ("dense", "pruned"):
             for n in layers.layers[l]:
                 yield n, M.sent(n, l, task.plan, task.masks, layers, stale)
 
@@ -151,13 +176,26 @@ def _expected(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> Masks:
 
 def encode_task(task: Task, layers: LayerMap, pruning: Pruning) -> bytes:
     """A task as a message."""
-    payload = [_bytes_of(M.take(task.weights[n], kept)) for n, kept in _sent(task, layers, pruning.stale)]
-    if not SELECTORS[pruning.selector].derivable:
-        payload += [pack_mask(m) for m in task.masks.weights.values()]
-        payload += [pack_mask(_line(at, layers.groups[g].units)) for g, at in task.masks.units.items()]
+    payload = [] if SELECTORS[pruning.selector].derivable else _mask_pieces(task.masks, layers, pruning)
+    payload += [_bytes_of(M.take(task.weights[n], kept)) for n, kept in _sent(task, layers, pruning.stale)]
+    payload += [_bytes_of(w) for w in task.extra.values()]
     plan = {l: [p.send, p.keep, p.train, p.upload] for l, p in task.plan.layers.items()}
     header = {"kind": "task", "t": task.t, "client": task.plan.client, "plan": plan, "task": task.kind}
-    return _frame({**header, "evaluate": task.evaluate, "state_from": task.state_from}, b"".join(payload))
+    more = {"evaluate": task.evaluate, "state_from": task.state_from, "deal": task.plan.deal}
+    return _frame({**header, **more, "extra": _shapes(task.extra)}, b"".join(payload))
+
+
+def _mask_pieces(masks: Masks, layers: LayerMap, pruning: Pruning) -> list[bytes]:
+    """Masks as bytes; one for all weights where they were chosen together."""
+    weights = [m.flatten() for m in masks.weights.values()]
+    if SELECTORS[pruning.selector].together and weights:
+        weights = [torch.cat(weights)]
+    units = [_line(at, layers.groups[g].units) for g, at in masks.units.items()]
+    return [pack_mask(m) for m in (*weights, *units)]
+
+
+def _shapes(extra: Params) -> dict[str, list[int]]:
+    return {n: list(w.shape) for n, w in extra.items()}
 
 
 def _line(at: Tensor, n: int) -> Tensor:
@@ -166,13 +204,15 @@ def _line(at: Tensor, n: int) -> Tensor:
     return line
 
 
-def decode_task(data: bytes, layers: LayerMap, pruning: Pruning, seed: int) -> Task:
-    """The inverse of `encode_task`; derivable masks are derived."""
-    header, payload = _open_frame(data, "task", _most(layers))
+def decode_task(data: bytes, layers: LayerMap, pruning: Pruning, seed: int, room: int = 0) -> Task:
+    """The inverse of `encode_task`; derivable masks are derived.  A method's tensors may take `room` bytes."""
+    header, payload = _open_frame(data, "task", _most(layers) + room)
     try:
-        plan = ClientPlan(_whole(header["client"]), {l: _layer_plan(*p) for l, p in header["plan"].items()})
+        whole = {l: _layer_plan(*p) for l, p in header["plan"].items()}
+        plan = ClientPlan(_whole(header["client"]), whole, _deal(*header["deal"]))
         t, kind, evaluate = _whole(header["t"]), header["task"], header["evaluate"]
         state_from = _whole(header["state_from"], -1)
+        extras = {n: _shape(shape, room) for n, shape in header["extra"].items()}
     except WRONG as error:
         raise CodecError(f"the header of a task is wrong: {_told(error)}") from None
     if set(plan.layers) != set(layers.layers) or kind not in get_args(Kind) or not isinstance(evaluate, bool):
@@ -181,14 +221,15 @@ def decode_task(data: bytes, layers: LayerMap, pruning: Pruning, seed: int) -> T
     zeros = {n: torch.zeros(shape) for n, shape in layers.shapes.items()}
     masks = masks_for(plan, zeros, layers, pruning, t, seed) if derivable else _expected(plan, layers, pruning)
     reader = _Reader(payload)
-    blank = Task(t, plan, {}, masks)
-    values = {n: reader.values(M.count(kept, layers.shapes[n])) for n, kept in _sent(blank, layers, pruning.stale)}
     if not derivable:
-        masks = _read_masks(reader, masks, layers)
-    reader.done()
+        masks = _read_masks(reader, masks, plan, layers, pruning)
     task = Task(t, plan, {}, masks, kind, evaluate, state_from)
-    weights = {n: _shaped(values[n], kept, layers.shapes[n]) for n, kept in _sent(task, layers, pruning.stale)}
-    return Task(t, plan, weights, masks, kind, evaluate, state_from)
+    weights = {}
+    for n, kept in _sent(task, layers, pruning.stale):
+        weights[n] = _shaped(reader.values(M.count(kept, layers.shapes[n])), kept, layers.shapes[n])
+    extra = {n: reader.values(math.prod(shape)).view(shape) for n, shape in extras.items()}
+    reader.done()
+    return replace(task, weights=weights, extra=extra)
 
 
 def _most(layers: LayerMap) -> int:
@@ -211,15 +252,27 @@ def _layer_plan(send: Send, keep: float, train: bool, upload: Upload) -> LayerPl
     return LayerPlan(send, keep, train, upload)
 
 
+def _deal(j: object, m: object) -> tuple[int, int]:
+    if _whole(j) >= _whole(m, 1):
+        raise ValueError("a client's part is none of those that were dealt")
+    return _whole(j), _whole(m, 1)
+
+
 def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:120]}"
 
 
-def _read_masks(reader: _Reader, expected: Masks, layers: LayerMap) -> Masks:
-    weights, units = {}, {}
-    for n, m in expected.weights.items():
-        size, k = m.numel(), int(m.sum())
-        weights[n] = unpack_mask(reader.take(mask_bytes(size, k)), size, k).view(m.shape)
+def _read_masks(reader: _Reader, expected: Masks, plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> Masks:
+    sizes = {n: m.numel() for n, m in expected.weights.items()}
+    counts = {n: int(m.sum()) for n, m in expected.weights.items()}
+    read: Mapping[str, Tensor] = {}
+    if SELECTORS[pruning.selector].together and sizes:
+        n, k = sum(sizes.values()), kept_together(cut_weights(plan, layers), sizes)
+        pieces = torch.split(unpack_mask(reader.take(mask_bytes(n, k)), n, k), list(sizes.values()))
+        read = dict(zip(sizes, pieces, strict=True))
+    else:
+        read = {n: unpack_mask(reader.take(mask_bytes(m, counts[n])), m, counts[n]) for n, m in sizes.items()}
+    weights, units = {n: m.view(layers.shapes[n]) for n, m in read.items()}, {}
     for g, at in expected.units.items():
         size, k = layers.groups[g].units, len(at)
         units[g] = unpack_mask(reader.take(mask_bytes(size, k)), size, k).nonzero().flatten()
@@ -245,10 +298,19 @@ def _back(plan: ClientPlan, masks: Masks, layers: LayerMap, stale: str) -> Itera
             yield n, M.uploaded(n, l, plan, masks, layers, stale)
 
 
-def encode_update(update: ClientUpdate, task: Task, layers: LayerMap, stale: str) -> bytes:
+def encode_update(
+    update: ClientUpdate, task: Task, layers: LayerMap, stale: str, compression: Compression = AS_IS
+) -> bytes:
     """An update as a message; which coordinates travel follows from its task."""
     back = _back(task.plan, task.masks, layers, stale) if task.kind == "train" else ()
-    payload = [_bytes_of(M.take(update.tensors[n], kept)) for n, kept in back]
+    payload = []
+    for n, kept in back:
+        values, how = M.take(update.tensors[n], kept), way(n, layers, compression)
+        if how is not None and how.remembers:
+            mask = top(values.flatten(), compression.share)
+            payload.append(pack_mask(mask))
+            values = values.flatten()[mask]
+        payload.append(_bytes_of(values))
     payload += [_bytes_of(w) for w in update.extra.values()]
     header = {
         "kind": "update",
@@ -256,20 +318,24 @@ def encode_update(update: ClientUpdate, task: Task, layers: LayerMap, stale: str
         "client": update.client,
         "examples": update.examples,
         "metrics": dict(update.metrics),
-        "extra": {n: list(w.shape) for n, w in update.extra.items()},
+        "extra": _shapes(update.extra),
     }
     return _frame(header, b"".join(payload))
 
 
-def decode_update(data: bytes, task: Task, layers: LayerMap, stale: str) -> ClientUpdate:
+def decode_update(
+    data: bytes, task: Task, layers: LayerMap, stale: str, compression: Compression = AS_IS, room: int = EXTRA_LIMIT
+) -> ClientUpdate:
     """The inverse of `encode_update`, for the task that was sent; values are checked by the gate."""
     back = dict(_back(task.plan, task.masks, layers, stale)) if task.kind == "train" else {}
     counts = {n: M.count(kept, layers.shapes[n]) for n, kept in back.items()}
-    header, payload = _open_frame(data, "update", 4 * sum(counts.values()) + EXTRA_LIMIT)
+    header, payload = _open_frame(data, "update", 4 * sum(counts.values()) + room)
     reader = _Reader(payload)
-    tensors = {n: _shaped(reader.values(counts[n]), kept, layers.shapes[n]) for n, kept in back.items()}
+    tensors = {}
+    for n, kept in back.items():
+        tensors[n] = _shaped(_read_values(reader, n, counts[n], layers, compression), kept, layers.shapes[n])
     try:
-        shapes = {n: _shape(shape) for n, shape in header["extra"].items()}
+        shapes = {n: _shape(shape, room) for n, shape in header["extra"].items()}
         extra: Params = {n: reader.values(math.prod(shape)).view(shape) for n, shape in shapes.items()}
         metrics = {k: _number(v) for k, v in header["metrics"].items()}
         client, t, examples = _whole(header["client"]), _whole(header["t"]), header["examples"]
@@ -279,9 +345,18 @@ def decode_update(data: bytes, task: Task, layers: LayerMap, stale: str) -> Clie
     return ClientUpdate(client, t, tensors, examples, metrics, extra)
 
 
-def _shape(claimed: Sequence[object]) -> list[int]:
+def _read_values(reader: _Reader, name: str, count: int, layers: LayerMap, compression: Compression) -> Tensor:
+    how = way(name, layers, compression)
+    if how is None or not how.remembers:
+        return reader.values(count, dtype_of(name, layers, compression))
+    k = kept_weights(compression.share, count)
+    mask = unpack_mask(reader.take(mask_bytes(count, k)), count, k)
+    return M.put(reader.values(k), mask, (count,))
+
+
+def _shape(claimed: Sequence[object], room: int) -> list[int]:
     shape = [_whole(d) for d in claimed]
-    if math.prod(max(1, d) for d in shape) > EXTRA_LIMIT:
+    if math.prod(max(1, d) for d in shape) > room:
         raise ValueError("an extra is larger than any that is taken")
     return shape
 

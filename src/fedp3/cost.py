@@ -20,12 +20,12 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
 from fedp3 import submodel
-from fedp3.codec import mask_bytes
+from fedp3.codec import mask_bytes, wire_bytes
 from fedp3.errors import InputError
 from fedp3.lookup import pick
-from fedp3.prune import SELECTORS, kept_units, kept_weights
+from fedp3.prune import SELECTORS, cut_weights, kept_together, kept_weights, units_left
 from fedp3.rng import Use, layers_draw_from
-from fedp3.types import ClientPlan, Group, Layer, LayerMap, LayerPlan, Pruning
+from fedp3.types import AS_IS, ClientPlan, Compression, Group, Layer, LayerMap, LayerPlan, Pruning
 
 VALUE = 4  # bytes of a float32
 
@@ -87,7 +87,7 @@ def _part_up(p: LayerPlan) -> float:
 
 
 def _part_down(p: LayerPlan) -> float:
-    return {"dense": 1.0, "pruned": p.keep, "none": 0.0}[p.send]
+    return {"dense": 1.0, "pruned": p.keep, "none": 0.0, "skip": 0.0}[p.send]
 
 
 # --------------------------------------------------------------------------- bytes
@@ -102,30 +102,36 @@ class Traffic:
     masks: int  # the part of `down` that is masks
 
 
-def traffic(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> Traffic:
-    """Bytes from the plan alone, equal to what `codec` writes."""
-    each = traffic_by_layer(plan, layers, pruning).values()
+def traffic(plan: ClientPlan, layers: LayerMap, pruning: Pruning, compression: Compression = AS_IS) -> Traffic:
+    """Bytes from the plan alone, equal to what `codec` writes; a method's own tensors are not in it."""
+    each = traffic_by_layer(plan, layers, pruning, compression).values()
     return Traffic(sum(t.down for t in each), sum(t.up for t in each), sum(t.masks for t in each))
 
 
-def traffic_by_layer(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> dict[Layer, Traffic]:
-    """The same layer by layer; a mask over units counts where they are written."""
+def traffic_by_layer(
+    plan: ClientPlan, layers: LayerMap, pruning: Pruning, compression: Compression = AS_IS
+) -> dict[Layer, Traffic]:
+    """The same layer by layer; a mask over units counts where they are written.
+
+    Where weights are chosen among all tensors at once, only the sum over layers is exact.
+    """
     selector = pick(SELECTORS, pruning.selector, "selector")
     units = unit_counts(plan, layers, pruning)
+    chosen, mask_of = weight_counts(plan, layers, pruning)
     out = {}
     for l, p in plan.layers.items():
         down = up = masks = 0
         for n in layers.layers[l]:
             numel = math.prod(layers.shapes[n])
-            kept = numel
-            if selector.weights is not None and _cut(p) and n in layers.prunable:
-                kept = kept_weights(p.keep, numel)
-                masks += 0 if selector.derivable else mask_bytes(numel, kept)
-            elif units:
+            kept = chosen.get(n, numel)
+            masks += mask_of.get(n, 0)
+            if units:
                 kept = round(numel * _block_share(n, units, layers))
             whole = numel if pruning.stale == "vote" else kept
-            down += VALUE * {"dense": whole, "pruned": kept, "none": 0}[p.send]
-            up += VALUE * {"all": whole, "kept": kept, "zeros": numel, "none": 0}[p.upload]
+            down += VALUE * {"dense": whole, "pruned": kept, "none": 0, "skip": 0}[p.send]
+            if p.upload != "none":
+                count = {"all": whole, "kept": kept, "zeros": numel}[p.upload]
+                up += wire_bytes(n, count, layers, compression)
         if not selector.derivable:
             masks += sum(mask_bytes(u.units, units[g]) for g, u in layers.groups.items() if u.layer == l and g in units)
         out[l] = Traffic(down + masks, up, masks)
@@ -136,12 +142,35 @@ def _cut(p: LayerPlan) -> bool:
     return p.send == "pruned" and p.keep < 1
 
 
+def weight_counts(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> tuple[dict[str, int], dict[str, int]]:
+    """How many weights an unstructured selector leaves in each tensor it cuts, and what their masks weigh."""
+    selector = pick(SELECTORS, pruning.selector, "selector")
+    cut = cut_weights(plan, layers) if selector.weights is not None else {}
+    sizes = {n: math.prod(layers.shapes[n]) for n in cut}
+    if not (selector.together and cut):
+        counts = {n: kept_weights(r, sizes[n]) for n, r in cut.items()}
+        masks = {n: 0 if selector.derivable else mask_bytes(sizes[n], k) for n, k in counts.items()}
+        return counts, masks
+    n, k = sum(sizes.values()), kept_together(cut, sizes)
+    return _in_proportion(k, sizes), _in_proportion(mask_bytes(n, k), sizes)
+
+
+def _in_proportion(total: int, sizes: Mapping[str, int]) -> dict[str, int]:
+    """Whole numbers that add up to `total`, as near to the proportions of `sizes` as they can be."""
+    whole, begin, out = sum(sizes.values()), 0, {}
+    for n, size in sizes.items():
+        out[n] = total * (begin + size) // whole - total * begin // whole
+        begin += size
+    return out
+
+
 def unit_counts(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> dict[Group, int]:
     """How many units a structured selector leaves in each group it cuts."""
-    if pick(SELECTORS, pruning.selector, "selector").units is None:
+    selector = pick(SELECTORS, pruning.selector, "selector")
+    if selector.units is None:
         return {}
-    owned = {g: (u, plan.layers[u.layer]) for g, u in layers.groups.items() if not u.fixed}
-    return {g: kept_units(p.keep, u.units, u.granule) for g, (u, p) in owned.items() if _cut(p)}
+    owned = {g: u for g, u in layers.groups.items() if not u.fixed and _cut(plan.layers[u.layer])}
+    return {g: units_left(selector, plan, u) for g, u in owned.items()}
 
 
 def _block_share(name: str, units: Mapping[Group, int], layers: LayerMap) -> float:
@@ -155,17 +184,16 @@ def _block_share(name: str, units: Mapping[Group, int], layers: LayerMap) -> flo
 
 def held_parameters(plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> int:
     """Parameters of the model a client holds that are not pruned away."""
-    structured = pick(SELECTORS, pruning.selector, "selector").units is not None
     units = unit_counts(plan, layers, pruning)
+    chosen, _ = weight_counts(plan, layers, pruning)
     total = 0
     for l, p in plan.layers.items():
-        for n in layers.layers[l]:
+        for n in layers.layers[l] if p.send != "skip" else ():
             numel = math.prod(layers.shapes[n])
             if n not in layers.buffers:
-                pruned = not structured and _cut(p) and n in layers.prunable
                 whole = p.send == "dense" and pruning.stale == "vote"
                 share = 1.0 if whole else _block_share(n, units, layers)
-                total += kept_weights(p.keep, numel) if pruned else round(numel * share)
+                total += chosen[n] if n in chosen else round(numel * share)
     return total
 
 
@@ -227,6 +255,8 @@ def flops(work: Work, plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> i
     units = unit_counts(plan, layers, pruning)
     total, below = 0.0, False
     for l in layers.layers:
+        if plan.layers[l].send == "skip":
+            continue
         train = plan.layers[l].train
         for n in layers.layers[l]:
             if n in work.forward:

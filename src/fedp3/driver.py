@@ -4,6 +4,8 @@ A round is recorded before it is checkpointed, and a resumed run cuts the record
 crash the two agree, and no round is lost or counted twice.
 """
 
+import importlib.util
+import math
 import os
 import platform
 import sys
@@ -24,6 +26,9 @@ from fedp3.engines.pool import pool
 from fedp3.errors import ConfigError, InputError
 from fedp3.evaluate import Accuracy
 from fedp3.experiment import Experiment, costs
+from fedp3.lookup import pick
+from fedp3.privacy import rules as ldp
+from fedp3.privacy.ledger import Ledger, open_ledger, summary
 from fedp3.server import Final, RoundRecord, ServerState, finish, plans_for, run
 from fedp3.types import ClientPlan, LayerPlan
 
@@ -40,13 +45,42 @@ class Outcome:
     result: Mapping[str, Any]
 
 
-def make_engine(experiment: Experiment, workers: int = 0, states: States | None = None) -> Engine:
-    """Clients in this process or over worker processes; 0 chooses by the size of the work.  No choice changes a bit."""
+def make_engine(
+    experiment: Experiment,
+    workers: int = 0,
+    states: States | None = None,
+    engine: str = "inprocess",
+    data_dir: Path | None = None,
+) -> Engine:
+    """An engine by its name, over so many processes; 0 chooses.  No choice changes a bit."""
+    return pick(ENGINES, engine, "engine")(experiment, workers, states, data_dir)
+
+
+def _in_process(experiment: Experiment, workers: int, states: States | None, data_dir: Path | None) -> Engine:
     workers = workers or _workers(experiment)
     deadline = experiment.config.run.deadline
     if workers == 1:
         return sequential(experiment.recipe, experiment.shards, states, deadline)
     return pool(experiment.recipe, experiment.shards, workers, states, deadline)
+
+
+def _on_flower(experiment: Experiment, workers: int, states: States | None, data_dir: Path | None) -> Engine:
+    from fedp3.engines.flower.simulation import simulation
+
+    return simulation(experiment, workers or _cores(), data_dir, states)
+
+
+ENGINES: Mapping[str, Callable[[Experiment, int, States | None, Path | None], Engine]] = {
+    "inprocess": _in_process,
+    "flower": _on_flower,
+}
+
+
+def check_engine(engine: str) -> None:
+    """Refuse an engine that does not exist or is not installed."""
+    pick(ENGINES, engine, "engine")
+    if engine == "flower" and not all(importlib.util.find_spec(m) for m in ("flwr", "ray")):
+        raise InputError("engine 'flower' needs Flower and its simulation: pip install 'fedp3[flower]'")
 
 
 def _workers(experiment: Experiment) -> int:
@@ -60,7 +94,11 @@ def _workers(experiment: Experiment) -> int:
     examples = local.epochs * samples if local.epochs else local.steps * min(local.batch, samples)
     if per_example * examples * clients * problem.rounds < SMALL:
         return 1
-    return max(1, min(clients, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1))
+    return max(1, min(clients, _cores()))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
 
 
 # --------------------------------------------------------------------------- the loop
@@ -76,6 +114,8 @@ def drive(
     """Train to the end and evaluate; whatever stops it, the last whole round is on disk."""
     every, digest = experiment.config.run.checkpoint_every, experiment.config.digest()
     state = saved = start or experiment.start
+    budget = experiment.problem.budget
+    ledger = None if budget is None else open_ledger(budget, digest, folder)
     records: list[dict[str, Any]] = record.read_events(folder) if folder else []
     began = time.perf_counter()
 
@@ -86,20 +126,20 @@ def drive(
             saved = state
 
     try:
-        for new, done in run(experiment.problem, state, engine.execute):
+        for new, done in run(experiment.problem, state, engine.execute, ledger):
             if folder is not None:
                 record.append_event(folder, done)
             state = new
-            records.append(asdict(done))
+            records.append(record.as_event(done))
             if state.t % every == 0 or state.t == experiment.problem.rounds:
                 save()
             if on_round is not None:
                 on_round(done)
-        final = finish(experiment.problem, state, engine.execute)
+        final = finish(experiment.problem, state, engine.execute, ledger)
     finally:
         save()
     extra = time.perf_counter() - began - sum(r["seconds"] for r in records if r["t"] >= (start.t if start else 0))
-    result = _result(experiment, state, final, records, folder, max(0.0, extra))
+    result = _result(experiment, state, final, records, folder, max(0.0, extra)) | _spent(ledger)
     if folder is not None:
         record.write_json(folder / "result.json", result)
     return Outcome(state, final, result)
@@ -132,9 +172,23 @@ def _result(
         "late": sum(len(r["late"]) for r in records),
         "void": sum(bool(r["void"]) for r in records),
         "density": _mean([r["density"] for r in records if r["density"] is not None]),
-        "epsilon_max": None,
         "final": {k: asdict(a) if (a := getattr(final, k)) else None for k in ("G", "D", "P")},
     }
+
+
+def _spent(ledger: Ledger | None) -> dict[str, Any]:
+    """What LDP cost each client; with what gives the numbers their meaning."""
+    if ledger is None:
+        return {"epsilon_max": None}
+    each = _finite(ledger.epsilons())
+    over = _finite(summary(ledger.epsilons()))
+    about = _finite(ldp.described(ledger.budget))
+    return {"epsilon_max": over["max"], "epsilon": each, "privacy": about | {"spent": over}}
+
+
+def _finite(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """Where there is no noise epsilon is infinite, for which JSON has no number."""
+    return {k: None if v == math.inf else v for k, v in values.items()}
 
 
 def _mean(values: list[float]) -> float | None:
@@ -155,19 +209,36 @@ def describe(experiment: Experiment) -> dict[str, Any]:
     problem = experiment.problem
     dense = ClientPlan(0, dict.fromkeys(problem.layers.layers, LayerPlan()))
     whole = traffic(dense, problem.layers, problem.pruning)
-    return {
-        "config": experiment.config.model_dump(mode="json"),
-        "digest": experiment.config.digest(),
-        "layers": list(problem.layers.layers),
-        "parameters": sum(w.numel() for w in experiment.recipe.net.parameters()),
-        "clients": [asdict(c) for c in clients],
-        "coverage": covered,
-        "labels": experiment.labels.tolist(),
-        "dense_bytes": {"down": whole.down, "up": whole.up},  # what one FedAvg client moves per round
-        "reductions": reductions(plans_for(problem, 0), problem.layers),
-        "versions": versions(),
-        "command": " ".join(["fedp3", *sys.argv[1:]]),
-    }
+    return (
+        {
+            "config": experiment.config.model_dump(mode="json"),
+            "digest": experiment.config.digest(),
+            "layers": list(problem.layers.layers),
+            "parameters": sum(w.numel() for w in experiment.recipe.net.parameters()),
+            "clients": [asdict(c) for c in clients],
+            "coverage": covered,
+            "labels": experiment.labels.tolist(),
+            "dense_bytes": {"down": whole.down, "up": whole.up},  # what one FedAvg client moves per round
+            "reductions": reductions(plans_for(problem, 0), problem.layers),
+            "kernel": "stacked" if experiment.recipe.chain else "autograd",  # how clients were computed
+            "versions": versions(),
+            "command": " ".join(["fedp3", *sys.argv[1:]]),
+            "warnings": warned(experiment),
+        }
+        | ({} if problem.budget is None else {"privacy": _planned(experiment)})
+    )
+
+
+def warned(experiment: Experiment) -> dict[str, str]:
+    """What a reader of this run must know, by its id."""
+    return ldp.warnings(experiment.recipe, plans_for(experiment.problem, 0), experiment.problem.budget)
+
+
+def _planned(experiment: Experiment) -> dict[str, Any]:
+    """The mechanism, and what every client will have spent in the end if nothing is redone."""
+    problem = experiment.problem
+    assert problem.budget is not None
+    return _finite(ldp.described(problem.budget)) | {"planned": _finite(ldp.planned(problem))}
 
 
 def versions() -> dict[str, str]:

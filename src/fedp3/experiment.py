@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from fedp3 import data as datasets
+from fedp3 import fleet, methods, stacked
 from fedp3.aggregate import Aggregation
 from fedp3.client import Recipe, Shard
 from fedp3.config import Config
@@ -17,11 +18,13 @@ from fedp3.data import Dataset
 from fedp3.errors import InputError
 from fedp3.layermap import layer_map
 from fedp3.models import PADS_TO, Spec, build
+from fedp3.optimise import Server
 from fedp3.partition import histogram, partition, read_partition, split
 from fedp3.plan import PlanRules, check_coverage, coverage, devices
+from fedp3.privacy import rules as ldp
 from fedp3.prune import SELECTORS, check_pruning
 from fedp3.server import Problem, ServerState, plans_for
-from fedp3.types import ClientPlan, Layer, Local, Pruning
+from fedp3.types import ClientPlan, Compression, Layer, Local, Private, Pruning
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,33 +49,59 @@ def assemble(config: Config, data_dir: Path | None = None) -> Experiment:
     check_device(config.run.device)
     data = datasets.load(config.data.name, data_dir, PADS_TO[config.model.name])
     m = config.model
-    net = build(m.name, Spec(tuple(data.x.shape[1:]), data.classes, m.width, m.norm, m.stem), config.run.seed)
+    spec = Spec(tuple(data.x.shape[1:]), data.classes, m.width, m.norm, m.stem, config.hooks.code)
+    net = build(m.name, spec, config.run.seed)
     return assemble_own(config, net, data)
 
 
 def assemble_own(
-    config: Config, net: nn.Module, data: Dataset, layers: Mapping[Layer, Sequence[str]] | None = None
+    config: Config,
+    net: nn.Module,
+    data: Dataset,
+    layers: Mapping[Layer, Sequence[str]] | None = None,
+    shards: Mapping[int, Shard] | None = None,
 ) -> Experiment:
-    """The same with a net and data of the user's own; W_0 is what the net holds."""
+    """The same with a net and data of the user's own; W_0 is what the net holds, `shards` who has which samples."""
     seed, p = config.run.seed, config.prune
     assert not isinstance(p.keep, str)  # files were read when the config was
-    shards = _shards(config, data)
+    shards = _shards(config, data) if shards is None else shards
     mapped = layer_map(net, layers)
-    pruning = Pruning(p.selector, p.hold, p.stale, p.local, p.q, p.q_min, p.physical)
+    pruning = Pruning(p.selector, p.hold, p.stale, p.local, p.q, p.q_min, p.physical, p.q_of)
+    compression, hooks = Compression(config.upload.compress, config.upload.share), methods.hooks(config.parts)
     rules = PlanRules(config.plan.layers, config.plan.redraw, config.plan.others, config.plan.head, p.upload)
     keep = devices(p.keep, len(shards), seed)
     examples = {i: len(s.train) for i, s in shards.items()}
     a, r = config.aggregate, config.run
+    server = Server(a.server, a.server_lr, a.beta1, a.beta2, a.adapt)
     problem = Problem(
-        mapped, rules, pruning, Aggregation(a.rule, a.tau, a.step, a.limit, a.start, a.sketch), keep, examples,
-        r.rounds, r.clients_per_round, r.quorum, r.max_void, r.eval_every, seed,
+        mapped, rules, pruning, Aggregation(a.rule, a.tau, a.step, a.limit, a.start, a.sketch, server), keep, examples,
+        r.rounds, r.clients_per_round, r.quorum, r.max_void, r.eval_every, seed, None, hooks, compression,
     )  # fmt: skip
     check_coverage(rules, mapped, keep, seed, r.rounds)
     check_pruning(pruning, mapped, plans_for(problem, 0))
     initial = {n: net.state_dict()[n].detach().cpu().clone() for n in mapped.shapes}
     local = Local(**config.local.model_dump(), rounds=r.rounds, augment=config.data.augment)
-    recipe = Recipe(net.to(r.device), mapped, data, local, pruning, initial, seed, r.device)
-    return Experiment(problem, recipe, shards, ServerState(0, initial), config)
+    chain = stacked.choose(net, mapped, data, local, pruning, r.device)
+    recipe = Recipe(
+        net.to(r.device), mapped, data, local, pruning, initial, seed, r.device, chain, None, hooks, compression
+    )
+    held = hooks.exchange.begin(mapped, data.classes) if hooks.exchange else {}
+    experiment = Experiment(problem, recipe, shards, ServerState(0, initial, extra=held), config)
+    return _under_ldp(experiment) if config.privacy.enabled else experiment
+
+
+def _under_ldp(e: Experiment) -> Experiment:
+    """The experiment with its mechanism and budget; refused where the guarantee would not hold."""
+    s = e.config.privacy
+    broken = methods.under_ldp(e.config.parts)
+    if broken:
+        raise InputError("\n".join(f"LDP refused: {why}" for why in broken))
+    ldp.check(e.recipe, e.shards, s.delta)
+    asked = Private(s.clip, s.noise_multiplier, s.sample_rate, s.randomness, ldp.uses_ghost(e.recipe))
+    budget = ldp.plan_budget(e.problem, e.recipe.local, asked, s.epsilon, s.delta)
+    return replace(
+        e, problem=replace(e.problem, budget=budget), recipe=replace(e.recipe, chain=(), private=budget.private)
+    )
 
 
 def _shards(config: Config, data: Dataset) -> dict[int, Shard]:
@@ -113,6 +142,9 @@ class ClientCost:
     mb_down: float
     mb_up: float
     layer_bytes: Mapping[Layer, tuple[int, int]]  # down and up
+    capacity: float = 1.0  # what its device can carry
+    gflop: float = 0.0  # of its local training
+    seconds: float = 0.0  # on such a device, as `fleet` models it
 
 
 def costs(experiment: Experiment) -> tuple[list[ClientCost], dict[Layer, list[int]]]:
@@ -123,26 +155,31 @@ def costs(experiment: Experiment) -> tuple[list[ClientCost], dict[Layer, list[in
     known: dict[tuple[object, ...], ClientCost] = {}  # equal plans cost the same
     out = []
     for plan in plans:
-        key = tuple(plan.layers.items())
+        key = (*plan.layers.items(), plan.deal)
         if key not in known:
             known[key] = _cost(plan, work, experiment)
-        out.append(replace(known[key], id=plan.client, examples=problem.examples[plan.client]))
+        i, samples = plan.client, problem.examples[plan.client]
+        c, keep = replace(known[key], id=i, examples=samples), problem.keep[i]
+        gflop = fleet.round_gflop(work, plan, recipe, samples)
+        took = fleet.seconds(keep, gflop, c.mb_down, c.mb_up)
+        out.append(replace(c, capacity=keep, gflop=gflop, seconds=took))
     return out, coverage(plans)
 
 
 def _cost(plan: ClientPlan, work: Work, experiment: Experiment) -> ClientCost:
     layers, pruning, local = experiment.problem.layers, experiment.problem.pruning, experiment.recipe.local
-    each = traffic_by_layer(plan, layers, pruning)
+    each = traffic_by_layer(plan, layers, pruning, experiment.problem.compression)
+    extra = 4 * sum(w.numel() for w in experiment.start.extra.values())
     return ClientCost(
         id=plan.client,
         layers=plan.whole,
-        keep={l: {"dense": 1.0, "pruned": p.keep, "none": 0.0}[p.send] for l, p in plan.layers.items()},
+        keep={l: {"dense": 1.0, "pruned": p.keep, "none": 0.0, "skip": 0.0}[p.send] for l, p in plan.layers.items()},
         examples=0,
         parameters=held_parameters(plan, layers, pruning),
         mflops_per_example=flops(work, plan, layers, pruning) / 1e6,
         peak_mb=peak_bytes(work, plan, layers, pruning, local.batch, local.momentum > 0) / 1e6,
-        mb_down=sum(t.down for t in each.values()) / 1e6,
-        mb_up=sum(t.up for t in each.values()) / 1e6,
+        mb_down=(sum(t.down for t in each.values()) + extra) / 1e6,
+        mb_up=(sum(t.up for t in each.values()) + extra) / 1e6,
         layer_bytes={l: (t.down, t.up) for l, t in each.items()},
     )
 

@@ -21,37 +21,60 @@ def _scaled(width: float, n: int) -> int:
     return max(1, round(width * n))
 
 
-class MLP(nn.Module):
-    """Fully connected: in - 1024 - 1024 - 1024 - classes at width 1."""
+def gaussian(out: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and deviation of a code, from the 2 z numbers its layer says."""
+    mu, rho = out.chunk(2, dim=1)
+    return mu, F.softplus(rho)
 
-    def __init__(self, inputs: int, classes: int, width: float = 1.0) -> None:
+
+class Code(nn.Module):
+    """A stochastic code of z numbers: drawn while training, its mean otherwise."""
+
+    def __init__(self, inputs: int, z: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(inputs, 2 * z)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mu, sigma = gaussian(self.linear(x))
+        return mu + sigma * torch.randn_like(sigma) if self.training else mu
+
+
+def _end(h: int, classes: int, z: int) -> tuple[nn.Module, nn.Linear]:
+    """What comes after the body: the code, if there is one, and the head."""
+    return (Code(h, z), nn.Linear(z, classes)) if z else (nn.Identity(), nn.Linear(h, classes))
+
+
+class MLP(nn.Module):
+    """Fully connected: in - 1024 - 1024 - 1024 - classes at width 1; a code takes the place of the third layer."""
+
+    def __init__(self, inputs: int, classes: int, width: float = 1.0, z: int = 0) -> None:
         super().__init__()
         h = _scaled(width, 1024)
         self.fc1 = nn.Linear(inputs, h)
         self.fc2 = nn.Linear(h, h)
-        self.fc3 = nn.Linear(h, h)
-        self.ffc = nn.Linear(h, classes)
+        self.fc3: nn.Module = nn.Identity() if z else nn.Linear(h, h)
+        self.code, self.ffc = _end(h, classes, z)
 
     def forward(self, x: Tensor) -> Tensor:
         x = torch.flatten(x, 1)
         x = F.relu(self.fc1(x))
         x = F.relu(self.fc2(x))
         x = F.relu(self.fc3(x))
-        logits: Tensor = self.ffc(x)
+        logits: Tensor = self.ffc(self.code(x))
         return logits
 
 
 class CNN(nn.Module):
     """Two 5x5 convolutions of 64 channels, then FC 1600 - 1024 - 1024 - classes, on 32x32 images."""
 
-    def __init__(self, channels: int, classes: int, width: float = 1.0) -> None:
+    def __init__(self, channels: int, classes: int, width: float = 1.0, z: int = 0) -> None:
         super().__init__()
         c, h = _scaled(width, 64), _scaled(width, 1024)
         self.conv1 = nn.Conv2d(channels, c, 5)
         self.conv2 = nn.Conv2d(c, c, 5)
         self.fc1 = nn.Linear(c * 25, h)
         self.fc2 = nn.Linear(h, h)
-        self.ffc = nn.Linear(h, classes)
+        self.code, self.ffc = _end(h, classes, z)
 
     def forward(self, x: Tensor) -> Tensor:
         x = F.max_pool2d(F.relu(self.conv1(x)), 2)
@@ -59,7 +82,7 @@ class CNN(nn.Module):
         x = torch.flatten(x, 1)
         x = F.relu(self.fc1(x))
         x = F.relu(self.fc2(x))
-        logits: Tensor = self.ffc(x)
+        logits: Tensor = self.ffc(self.code(x))
         return logits
 
 
@@ -99,7 +122,7 @@ class Residual(nn.Module):
 class ResNet18(nn.Module):
     """Four blocks B1..B4 of four convolutions, a stem and a head: the paper's 18 layers."""
 
-    def __init__(self, channels: int, classes: int, width: float, norm: Norm, stem: int) -> None:
+    def __init__(self, channels: int, classes: int, width: float, norm: Norm, stem: int, z: int = 0) -> None:
         super().__init__()
         c = [_scaled(width, n) for n in (64, 128, 256, 512)]
         stride, padding = (1, 1) if stem == 3 else (2, 3)
@@ -110,13 +133,13 @@ class ResNet18(nn.Module):
         self.b2 = nn.Sequential(Residual(c[0], c[1], 2, norm), Residual(c[1], c[1], 1, norm))
         self.b3 = nn.Sequential(Residual(c[1], c[2], 2, norm), Residual(c[2], c[2], 1, norm))
         self.b4 = nn.Sequential(Residual(c[2], c[3], 2, norm), Residual(c[3], c[3], 1, norm))
-        self.ffc = nn.Linear(c[3], classes)
+        self.code, self.ffc = _end(c[3], classes, z)
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.pool(F.relu(self.norm0(self.conv0(x))))
         x = self.b4(self.b3(self.b2(self.b1(x))))
         x = torch.flatten(F.adaptive_avg_pool2d(x, 1), 1)
-        logits: Tensor = self.ffc(x)
+        logits: Tensor = self.ffc(self.code(x))
         return logits
 
 
@@ -129,16 +152,22 @@ class Spec:
     width: float = 1.0
     norm: str = "batch"
     stem: int = 3
+    code: int = 0  # numbers of a stochastic code before the head, at width 1; 0: none
+
+    @property
+    def z(self) -> int:
+        """The size of the code at this width."""
+        return _scaled(self.width, self.code) if self.code else 0
 
 
 def _mlp(s: Spec) -> nn.Module:
-    return MLP(torch.Size(s.shape).numel(), s.classes, s.width)
+    return MLP(torch.Size(s.shape).numel(), s.classes, s.width, s.z)
 
 
 def _cnn(s: Spec) -> nn.Module:
     if s.shape[1:] != (32, 32):
         raise InputError(f"the cnn takes 32x32 images (5x5 convolutions without padding), got {s.shape}")
-    return CNN(s.shape[0], s.classes, s.width)
+    return CNN(s.shape[0], s.classes, s.width, s.z)
 
 
 def _resnet18(s: Spec) -> nn.Module:
@@ -146,7 +175,7 @@ def _resnet18(s: Spec) -> nn.Module:
         raise InputError(f"resnet18 takes images (channels, height, width), got {s.shape}")
     if s.stem not in (3, 7):
         raise InputError(f"resnet18 has a stem of 3 (for 32x32 images) or 7, got {s.stem}")
-    return ResNet18(s.shape[0], s.classes, s.width, pick(NORMS, s.norm, "normalisation"), s.stem)
+    return ResNet18(s.shape[0], s.classes, s.width, pick(NORMS, s.norm, "normalisation"), s.stem, s.z)
 
 
 MODELS: Mapping[str, Callable[[Spec], nn.Module]] = {"mlp": _mlp, "cnn": _cnn, "resnet18": _resnet18}

@@ -8,6 +8,7 @@ Ranks are a seeded permutation of the clients: ids often follow the classes, and
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal
 
 import torch
@@ -27,7 +28,7 @@ class PlanRules:
 
     layers: str = "opu2"  # how L_i is chosen
     redraw: bool = False  # anew each round, or once for the run
-    others: Literal["train", "freeze"] = "train"  # layers outside L_i
+    others: Literal["train", "freeze", "personal", "skip"] = "train"  # layers outside L_i
     head: Literal["shared", "personal", "personal_uploaded"] = "shared"
     upload: Upload = "none"  # what comes back of pruned layers
 
@@ -58,16 +59,24 @@ def _draw_sizes(sizes: Sequence[int], n: int, rng: torch.Generator) -> list[int]
     return [sizes[j] for j in torch.randint(len(sizes), (n,), generator=rng).tolist()]
 
 
-def windows(sizes: Sequence[int]) -> Assign:
-    """Cyclic windows of k hidden layers; k is drawn per client where several sizes are given."""
+def windows(sizes: Sequence[int], always: int = 0) -> Assign:
+    """Cyclic windows of k hidden layers; k is drawn per client where several sizes are given.
+
+    The last `always` hidden layers are in no window and in every L_i.
+    """
 
     def assign(layers: LayerMap, n: int, rng: torch.Generator) -> LayerSets:
-        hidden, H = layers.hidden, len(layers.hidden)
+        H = len(layers.hidden) - always
+        if always and H < 1:
+            raise PlanError(f"this plan needs {always + 1} layers before the head, the net has {len(layers.hidden)}")
+        hidden, last = layers.hidden[:H], layers.hidden[H:]
+
+        @cache
+        def window(g: int, k: int) -> tuple[Layer, ...]:
+            return _ordered(layers, (*(hidden[(g + j) % H] for j in range(min(k, H))), *last))
+
         rank = _ranks(n, rng)
-        return tuple(
-            _ordered(layers, (hidden[(r * H // n + j) % H] for j in range(min(k, H))))
-            for r, k in zip(rank, _draw_sizes(sizes, n, rng), strict=True)
-        )
+        return tuple(window(r * H // n, k) for r, k in zip(rank, _draw_sizes(sizes, n, rng), strict=True))
 
     return assign
 
@@ -101,8 +110,41 @@ def without(*parts: str) -> Assign:
     return assign
 
 
+def blocks(sizes: Sequence[int]) -> Assign:
+    """All layers but residual blocks: of those that can be skipped, k stay, dealt out in an order drawn each time."""
+
+    def assign(layers: LayerMap, n: int, rng: torch.Generator) -> LayerSets:
+        idle = _skippable(layers)
+        if not idle:
+            raise PlanError("this plan skips residual blocks with an identity shortcut; take model.name=resnet18")
+        order, B = torch.randperm(len(idle), generator=rng).tolist(), len(idle)
+        rank = _ranks(n, rng)
+        kept = [
+            {idle[order[(r * k + j) % B]] for j in range(k)}
+            for r, k in zip(rank, _draw_sizes(sizes, n, rng), strict=True)
+        ]
+        return tuple(tuple(l for l in layers.layers if _block(l) not in set(idle) - stay) for stay in kept)
+
+    return assign
+
+
+def _block(l: Layer) -> str:
+    """The residual block of a layer of resnet18; empty if it is in none."""
+    match = re.match(r"b\d+\.\d+(?=\.)", l)
+    return match[0] if match else ""
+
+
+def _skippable(layers: LayerMap) -> list[str]:
+    """Residual blocks whose shortcut is the identity, so that the net works without them."""
+    inside: dict[str, list[str]] = {}
+    for l, names in layers.layers.items():
+        inside.setdefault(_block(l), []).extend(names)
+    return [b for b, names in inside.items() if b and not any(".shortcut." in n for n in names)]
+
+
 LAYER_SETS: Mapping[str, Assign] = {
     "full": full,
+    "head": prune_all,
     "prune-all": prune_all,
     "lowerb": windows([1]),
     "opu2": windows([2]),
@@ -115,14 +157,20 @@ LAYER_SETS: Mapping[str, Assign] = {
     "resnet-b2-part": without("b2:2", "b2:-2"),
     "resnet-b3-part": without("b3:2", "b3:-2"),
 }
-FAMILIES: Mapping[str, Callable[[Sequence[int]], Assign]] = {"opu": windows, "random-": random_layers}
+FAMILIES: Mapping[str, Callable[[Sequence[int]], Assign]] = {
+    "opu": windows,
+    "opu+1": lambda sizes: windows(sizes, always=1),
+    "random-": random_layers,
+    "blocks-": blocks,
+}
 
 
 def find(name: str) -> Assign:
-    """The named rule; `opu4`, `opu1-4` and `random-5` work for any numbers."""
-    match = re.fullmatch(r"(opu|random-)([1-9]\d*(?:-[1-9]\d*)*)", name)
-    if match and name not in LAYER_SETS:
-        return FAMILIES[match[1]]([int(k) for k in match[2].split("-")])
+    """The named rule; `opu4`, `opu1-4`, `opu2+1`, `random-5` and `blocks-2` work for any numbers."""
+    match = re.fullmatch(r"(opu|random-|blocks-)([1-9]\d*(?:-[1-9]\d*)*)(\+1)?", name)
+    family = match[1] + (match[3] or "") if match else ""
+    if match and name not in LAYER_SETS and family in FAMILIES:
+        return FAMILIES[family]([int(k) for k in match[2].split("-")])
     return pick(LAYER_SETS, name, "choice of layers")
 
 
@@ -136,7 +184,12 @@ HEADS: Mapping[str, LayerPlan] = {
     "personal": LayerPlan(send="none", upload="none"),
     "personal_uploaded": LayerPlan(send="none", upload="all"),  # what the authors' code does
 }
-OTHERS: Mapping[str, bool] = {"train": True, "freeze": False}  # do layers outside L_i train?
+OTHERS: Mapping[str, LayerPlan] = {  # layers outside L_i
+    "train": LayerPlan("pruned"),
+    "freeze": LayerPlan("pruned", train=False),
+    "personal": LayerPlan("none", upload="none"),
+    "skip": LayerPlan("skip", train=False, upload="none"),
+}
 
 
 def client_plans(
@@ -144,17 +197,22 @@ def client_plans(
 ) -> tuple[ClientPlan, ...]:
     """The plan of every client in round t; `keep` has one share per client."""
     head = pick(HEADS, rules.head, "kind of head")
-    train = pick(OTHERS, rules.others, "way to treat layers outside L_i") or rules.upload != "none"
-    plans = []
-    for i, (L_i, r) in enumerate(zip(layer_sets(rules, layers, len(keep), seed, t), keep, strict=True)):
-        pruned = LayerPlan("pruned", r, train, rules.upload)
-        plan = {l: LayerPlan() if l in L_i else pruned for l in layers.layers}
-        plans.append(ClientPlan(i, plan | {layers.head: head}))
-    return tuple(plans)
+    other = pick(OTHERS, rules.others, "way to treat layers outside L_i")
+
+    @cache  # a fleet has few different plans
+    def plan(L_i: tuple[Layer, ...], r: float) -> Mapping[Layer, LayerPlan]:
+        pruned = LayerPlan("pruned", r, other.train or rules.upload != "none", rules.upload)
+        rest = pruned if other.send == "pruned" else other
+        return {l: LayerPlan() if l in L_i else rest for l in layers.layers} | {layers.head: head}
+
+    sets = layer_sets(rules, layers, len(keep), seed, t)
+    return tuple(ClientPlan(i, plan(L_i, r)) for i, (L_i, r) in enumerate(zip(sets, keep, strict=True)))
 
 
-def devices(keep: float | Sequence[float], clients: int, seed: int) -> tuple[float, ...]:
-    """One keep per client: a number for all, one per client, or device classes dealt out in equal shares."""
+def devices(keep: float | Sequence[float] | Mapping[float, float], clients: int, seed: int) -> tuple[float, ...]:
+    """One keep per client: a number for all, one per client, or device classes dealt out in equal or given shares."""
+    if isinstance(keep, Mapping):
+        return _mixed(keep, clients, seed)
     classes = [float(keep)] if isinstance(keep, int | float) else [float(k) for k in keep]
     bad = [k for k in classes if not 0 < k <= 1]
     if bad or not classes:
@@ -164,6 +222,20 @@ def devices(keep: float | Sequence[float], clients: int, seed: int) -> tuple[flo
     if len(classes) > clients:
         raise PlanError(f"{len(classes)} device classes for {clients} clients; name at most one per client")
     return tuple(classes[r * len(classes) // clients] for r in _ranks(clients, stream(seed, Use.DEVICES)))
+
+
+def _mixed(shares: Mapping[float, float], clients: int, seed: int) -> tuple[float, ...]:
+    """Device classes by their share of the fleet: each gets the whole number of clients nearest to it."""
+    total = sum(shares.values())
+    if not shares or abs(total - 1) > 1e-6:
+        raise PlanError(f"the shares of the device classes add up to {total:g}, want 1")
+    ends = [round(clients * sum(list(shares.values())[: k + 1]) / total) for k in range(len(shares))]
+    sizes = [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+    missing = [k for k, size in zip(shares, sizes, strict=True) if not size]
+    if missing:
+        raise PlanError(f"no client of {clients} would be of device class {missing[0]:g}; take more clients")
+    each = [float(k) for k, size in zip(shares, sizes, strict=True) for _ in range(size)]
+    return devices([each[r] for r in _ranks(clients, stream(seed, Use.DEVICES))], clients, seed)
 
 
 def coverage(plans: Iterable[ClientPlan]) -> dict[Layer, list[int]]:
@@ -177,9 +249,11 @@ def coverage(plans: Iterable[ClientPlan]) -> dict[Layer, list[int]]:
 
 def check_coverage(rules: PlanRules, layers: LayerMap, keep: Sequence[float], seed: int, rounds: int) -> None:
     """Refuse a plan that leaves a layer to nobody in every round; a personal head is declared, not forgotten."""
-    orphans = set(layers.layers) - ({layers.head} if rules.head == "personal" else set())
+    orphans = set(layers.layers)
     for t in range(rounds if rules.redraw else 1):
-        orphans -= {l for l, who in coverage(client_plans(rules, layers, keep, seed, t)).items() if who}
+        plans = client_plans(rules, layers, keep, seed, t)
+        orphans -= {l for l, who in coverage(plans).items() if who}
+        orphans -= {l for l in orphans if all(p.layers[l].send == p.layers[l].upload == "none" for p in plans)}
         if not orphans:
             return
     raise PlanError(

@@ -8,7 +8,7 @@ q_{i,k} ⊙ P_i ⊙ W^l is what step k trains (Alg. 2, l. 3); q is relative to w
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from fedp3 import masks as M
 from fedp3.errors import PlanError
 from fedp3.lookup import pick
 from fedp3.rng import Use, stream
-from fedp3.types import ClientPlan, Layer, LayerMap, Masks, Params, Pruning
+from fedp3.types import ClientPlan, Layer, LayerMap, Masks, Params, Pruning, UnitGroup
 
 # --------------------------------------------------------------------------- P: selectors
 
@@ -69,6 +69,17 @@ def rolling(norms: Tensor, k: int, t: int, rng: torch.Generator | None) -> Tenso
     return ((t + torch.arange(k)) % len(norms)).sort().values
 
 
+def dealt(norms: Tensor, k: int, t: int, rng: torch.Generator | None) -> Tensor:
+    """All units in an order drawn for the round; `part` says which of them a client gets."""
+    return torch.randperm(len(norms), generator=rng)
+
+
+def part(units: int, deal: tuple[int, int]) -> tuple[int, int]:
+    """Where part j of m of these units begins and ends: disjoint, all of them, and at least one unit in each."""
+    j, m = deal
+    return j * units // m, max(j * units // m + 1, (j + 1) * units // m)
+
+
 SelectWeights = Callable[[Tensor, int, torch.Generator | None], Tensor]  # (w, k, rng) -> bool mask
 SelectUnits = Callable[[Tensor, int, int, torch.Generator | None], Tensor]  # (norms, k, t, rng) -> indices
 
@@ -80,6 +91,8 @@ class Selector:
     weights: SelectWeights | None = None
     units: SelectUnits | None = None
     draws: bool = False  # differs between clients of the same keep
+    deals: bool = False  # the round's clients share the units out among themselves
+    together: bool = False  # one choice over all tensors that are cut, instead of one per tensor
     derivable: bool = True  # the client can compute the mask itself, so it costs no bytes
 
 
@@ -90,6 +103,8 @@ SELECTORS: Mapping[str, Selector] = {
     "neuron_norm": Selector(units=neuron_norm, derivable=False),
     "ordered": Selector(units=ordered),
     "rolling": Selector(units=rolling),
+    "magnitude_all": Selector(weights=magnitude, together=True, derivable=False),
+    "dealt": Selector(units=dealt, deals=True),
 }
 
 
@@ -100,7 +115,7 @@ def masks_for(
     pruning: Pruning,
     t: int,
     seed: int,
-    memo: dict[tuple[str, float], Tensor] | None = None,
+    memo: dict[tuple[object, ...], Tensor] | None = None,
 ) -> Masks:
     """P_i of one client in round t; `memo` holds this round's masks where clients share them.
 
@@ -109,14 +124,45 @@ def masks_for(
     s = pick(SELECTORS, pruning.selector, "selector")
     rng = stream(seed, Use.GLOBAL_PRUNE, t, plan.client) if s.draws else None
     if s.units is not None:
-        return Masks(units=_unit_masks(s.units, plan, W, layers, t, rng))
+        rng = stream(seed, Use.DEAL, t) if s.deals else rng
+        return Masks(units=_unit_masks(s, plan, W, layers, t, rng))
     assert s.weights is not None
-    chosen: dict[tuple[str, float], Tensor] = {} if memo is None or s.draws else memo
-    cut = [(n, plan.layers[l].keep) for l in _cut_layers(plan) for n in layers.layers[l] if n in layers.prunable]
-    for n, r in cut:
+    chosen: dict[tuple[object, ...], Tensor] = {} if memo is None or s.draws else memo
+    cut = cut_weights(plan, layers)
+    if s.together:
+        return Masks(weights=_weights_together(s.weights, cut, W, rng, chosen))
+    for n, r in cut.items():
         if (n, r) not in chosen:
             chosen[n, r] = s.weights(W[n], kept_weights(r, W[n].numel()), rng)
-    return Masks(weights={n: chosen[n, r] for n, r in cut})
+    return Masks(weights={n: chosen[n, r] for n, r in cut.items()})
+
+
+def cut_weights(plan: ClientPlan, layers: LayerMap) -> dict[str, float]:
+    """The tensors an unstructured selector cuts at this client, and how much it keeps of each."""
+    return {n: plan.layers[l].keep for l in _cut_layers(plan) for n in layers.layers[l] if n in layers.prunable}
+
+
+def kept_together(cut: Mapping[str, float], sizes: Mapping[str, int]) -> int:
+    """How many weights a selector keeps that chooses among all tensors at once."""
+    return max(1, math.floor(math.fsum(r * sizes[n] for n, r in cut.items()) + 1e-6))
+
+
+def _weights_together(
+    choose: SelectWeights,
+    cut: Mapping[str, float],
+    W: Params,
+    rng: torch.Generator | None,
+    chosen: dict[tuple[object, ...], Tensor],
+) -> dict[str, Tensor]:
+    if not cut:
+        return {}
+    which = tuple(cut.items())
+    if (*which[0], which) not in chosen:
+        every = torch.cat([W[n].flatten() for n in cut])
+        mask = choose(every, kept_together(cut, {n: W[n].numel() for n in cut}), rng)
+        for (n, r), piece in zip(which, torch.split(mask, [W[n].numel() for n in cut]), strict=True):
+            chosen[n, r, which] = piece.view_as(W[n])
+    return {n: chosen[n, r, which] for n, r in which}
 
 
 def _cut_layers(plan: ClientPlan) -> list[Layer]:
@@ -124,17 +170,40 @@ def _cut_layers(plan: ClientPlan) -> list[Layer]:
 
 
 def _unit_masks(
-    choose: SelectUnits, plan: ClientPlan, W: Params, layers: LayerMap, t: int, rng: torch.Generator | None
+    s: Selector, plan: ClientPlan, W: Params, layers: LayerMap, t: int, rng: torch.Generator | None
 ) -> dict[str, Tensor]:
+    assert s.units is not None
     units = {}
     cut = set(_cut_layers(plan))
     for g, u in layers.groups.items():
         if u.layer in cut and not u.fixed:
-            k = kept_units(plan.layers[u.layer].keep, u.units, u.granule) // u.granule
             norms = W[f"{g}.weight"].reshape(u.units // u.granule, -1).norm(dim=1)
-            at = choose(norms, k, t, rng)
+            at = s.units(norms, units_left(s, plan, u) // u.granule, t, rng)
+            at = at[slice(*part(len(norms), plan.deal))].sort().values if s.deals else at
             units[g] = (at[:, None] * u.granule + torch.arange(u.granule)).flatten()
     return units
+
+
+def units_left(s: Selector, plan: ClientPlan, u: UnitGroup) -> int:
+    """How many of these units a structured selector keeps at this client."""
+    if not s.deals:
+        return kept_units(plan.layers[u.layer].keep, u.units, u.granule)
+    begin, end = part(u.units // u.granule, plan.deal)
+    return u.granule * (end - begin)
+
+
+def dealt_out(plans: Sequence[ClientPlan], selector: str, parts: int) -> list[ClientPlan]:
+    """Plans that share the units out among so many clients, where the selector does; else as they are."""
+    if not pick(SELECTORS, selector, "selector").deals:
+        return list(plans)
+    return [
+        replace(
+            plan,
+            deal=(j % parts, parts),
+            layers={l: replace(p, keep=1 / parts) if p.send == "pruned" else p for l, p in plan.layers.items()},
+        )
+        for j, plan in enumerate(plans)
+    ]
 
 
 # --------------------------------------------------------------------------- dispatch
@@ -147,14 +216,14 @@ def dispatch(
 
     Clients with equal masks share the pruned tensors, so a fleet costs no more memory than its variety.
     """
-    memo: dict[tuple[str, float], Tensor] = {}
+    memo: dict[tuple[object, ...], Tensor] = {}
     pruned: dict[tuple[str, int], Tensor] = {}  # (tensor, identity of its mask) -> P ⊙ W; `memo` keeps masks alive
     out: list[tuple[Params, Masks]] = []
     for plan in plans:
         masks = masks_for(plan, W, layers, pruning, t, seed, memo)
         weights = {}
         for l, p in plan.layers.items():
-            for n in layers.layers[l] if p.send != "none" else ():
+            for n in layers.layers[l] if p.send in ("dense", "pruned") else ():
                 kept = M.sent(n, l, plan, masks, layers, pruning.stale)
                 at = (n, id(kept))
                 if not memo or kept is None:
@@ -168,14 +237,21 @@ def dispatch(
 # --------------------------------------------------------------------------- Q: one draw per local step
 
 
-def draw_q(pruning: Pruning, rng: torch.Generator) -> float:
-    """q_{i,k}: a constant, one of a grid, or U[q_min, 1] (Alg. 2, l. 2)."""
+def draw_q(pruning: Pruning, rng: torch.Generator, plan: ClientPlan | None = None) -> float:
+    """q_{i,k}: a constant, one of a grid, or U[q_min, 1] (Alg. 2, l. 2).
+
+    Where the grid is of shares of the whole net, a client draws among those that it can carry.
+    """
     if isinstance(pruning.q, float | int):
         return float(pruning.q)
     u = float(torch.rand((), generator=rng))
-    if pruning.q:
-        return float(pruning.q[int(u * len(pruning.q))])
-    return pruning.q_min + (1 - pruning.q_min) * u
+    if not pruning.q:
+        return pruning.q_min + (1 - pruning.q_min) * u
+    grid = pruning.q
+    if pruning.q_of == "whole" and plan is not None:
+        most = max((plan.layers[l].keep for l in pruned_layers(plan)), default=1.0)
+        grid = tuple(p / most for p in pruning.q if p <= most) or (1.0,)
+    return float(grid[int(u * len(grid))])
 
 
 def fixed(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> Masks:

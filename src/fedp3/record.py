@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +84,14 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     write_atomic(path, (json.dumps(_plain(value), indent=1) + "\n").encode())
 
 
+def _line(value: Mapping[str, Any]) -> bytes:
+    """One line of JSON; only what holds NaN or infinity needs a second look."""
+    try:
+        return (json.dumps(value, allow_nan=False) + "\n").encode()
+    except ValueError:
+        return (json.dumps(_plain(value)) + "\n").encode()
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of ours."""
     value = json.loads(path.read_text())
@@ -128,10 +136,16 @@ def locked(folder: Path) -> Iterator[None]:
 # --------------------------------------------------------------------------- events
 
 
+def as_event(record: RoundRecord) -> dict[str, Any]:
+    """A round as plain data; `asdict` would copy every list of clients."""
+    own = {f.name: getattr(record, f.name) for f in fields(record)}
+    return {name: asdict(v) if is_dataclass(v) and not isinstance(v, type) else v for name, v in own.items()}
+
+
 def append_event(folder: Path, record: RoundRecord) -> None:
     """One line for one round, on disk before this returns."""
     path = folder / "events.jsonl"
-    line = (json.dumps(_plain(asdict(record) | {"round": record.t + 1})) + "\n").encode()
+    line = _line(as_event(record) | {"round": record.t + 1})
     try:
         with path.open("ab") as file:
             file.write(line)
@@ -162,6 +176,9 @@ def cut_events(folder: Path, t: int) -> None:
 # --------------------------------------------------------------------------- checkpoints
 
 
+OWN_SHA256 = "own_sha256"  # of the manifest's other entries
+
+
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
     """All that a run needs to go on."""
@@ -178,6 +195,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, digest: str) -> None:
         tensors |= {f"sketch/{i}/{l}": s.contiguous() for i, s in sketches.items()}
     for i, rounds in checkpoint.clients.items():
         tensors |= {f"client/{i}/{t}/{n}": w.contiguous() for t, s in rounds.items() for n, w in s.tensors.items()}
+    tensors |= {f"moment/{n}": w.contiguous() for n, w in state.memory.moments.items()}
+    tensors |= {f"extra/{n}": w.contiguous() for n, w in state.extra.items()}
     data = save_tensors(tensors)
     manifest = {
         "t": state.t,
@@ -193,7 +212,9 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, digest: str) -> None:
     }
     place = folder / "checkpoint"
     write_atomic(place / f"{state.t:08d}.safetensors", data)
-    write_json(place / f"{state.t:08d}.json", manifest)
+    write_atomic(
+        place / f"{state.t:08d}.json", _line({**manifest, OWN_SHA256: hashlib.sha256(_line(manifest)).hexdigest()})
+    )
     for old in _numbers(place)[:-KEPT]:
         for suffix in ("json", "safetensors"):
             (place / f"{old:08d}.{suffix}").unlink(missing_ok=True)
@@ -217,18 +238,21 @@ def load_checkpoint(folder: Path, digest: str) -> tuple[Checkpoint | None, list[
 
 def _read(place: Path, t: int, digest: str) -> Checkpoint:
     manifest = read_json(place / f"{t:08d}.json")
+    own = manifest.pop(OWN_SHA256, "")
+    if hashlib.sha256(_line(manifest)).hexdigest() != own:
+        raise RunError("its manifest was changed after it was written")
     if manifest["config"] != digest:
         raise InputError(f"{place} belongs to another config (digest {manifest['config'][:12]}, this is {digest[:12]})")
     data = (place / f"{t:08d}.safetensors").read_bytes()
     if hashlib.sha256(data).hexdigest() != manifest["sha256"]:
         raise RunError(f"its sha256 differs from the manifest's; {len(data)} of {manifest['bytes']} bytes are there")
-    W: dict[str, Tensor] = {}
+    plain: dict[str, dict[str, Tensor]] = {"W": {}, "moment": {}, "extra": {}}
     sketches: dict[str, dict[int, Tensor]] = {}
     clients: dict[int, dict[int, dict[str, Tensor]]] = {}
     for name, w in load_tensors(data).items():
         kind, _, rest = name.partition("/")
-        if kind == "W":
-            W[rest] = w
+        if kind in plain:
+            plain[kind][rest] = w
         elif kind == "sketch":
             i, _, l = rest.partition("/")
             sketches.setdefault(l, {})[int(i)] = w
@@ -236,9 +260,10 @@ def _read(place: Path, t: int, digest: str) -> Checkpoint:
             i, when, n = rest.split("/", 2)
             clients.setdefault(int(i), {}).setdefault(int(when), {})[n] = w
     shares = {l: {int(i): float(a) for i, a in of.items()} for l, of in manifest["shares"].items()}
-    memory = Memory({int(i): float(s) for i, s in manifest["logits"].items()}, shares, sketches)
+    logits = {int(i): float(s) for i, s in manifest["logits"].items()}
+    memory, W = Memory(logits, shares, sketches, plain["moment"]), plain["W"]
     seen = {int(i): int(r) for i, r in manifest["seen"].items()}
-    state = ServerState(int(manifest["t"]), W, memory, seen, int(manifest["void"]))
+    state = ServerState(int(manifest["t"]), W, memory, seen, int(manifest["void"]), plain["extra"])
     if model_sha256(W) != manifest["model_sha256"]:
         raise RunError("its weights do not have the recorded model hash")
     return Checkpoint(state, {i: {r: ClientState(r, ts) for r, ts in rounds.items()} for i, rounds in clients.items()})

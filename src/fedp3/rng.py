@@ -4,6 +4,7 @@ A stream is named by (seed, use, round, client, ...), never stored and never sha
 work, the number of workers, the engine and a resumed run cannot change what is drawn.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
@@ -30,6 +31,12 @@ class Use(IntEnum):
     SKETCH = 12  # (layer)            attention's sketch
     SIZES = 13  # ()                  unequal client sizes
     THEORY = 14  # (purpose, iteration, ...)   sketches, problems and noise of the theory experiments
+    AUDIT = 15  # (purpose)             made-up records that an audit attacks
+    DEAL = 16  # (round)              which units each of a round's clients gets, where they are dealt out
+    COMPRESS = 17  # (round, client)  rounding up or down of uploads
+
+
+_MT_HEAD, _MT_WORDS = 24, 624  # where the Mersenne Twister's words lie in a CPU generator's state
 
 
 def _entropy(seed: int, use: Use, at: tuple[int, ...]) -> np.random.SeedSequence:
@@ -45,6 +52,19 @@ def stream(seed: int, use: Use, *at: int) -> torch.Generator:
 def numpy_stream(seed: int, use: Use, *at: int) -> np.random.Generator:
     """The same address as a numpy generator, for what torch cannot draw (Dirichlet, choice)."""
     return np.random.Generator(np.random.PCG64(_entropy(seed, use, at)))
+
+
+def os_stream() -> torch.Generator:
+    """A generator that nobody can name: its whole state comes from the operating system.
+
+    A seed would not do: torch takes 32 bits of it, few enough to try them all.
+    """
+    rng = torch.Generator()
+    state = rng.get_state()
+    words = _MT_HEAD + 8 * np.arange(_MT_WORDS)[:, None] + np.arange(4)  # the low half of each 64-bit field
+    state[torch.from_numpy(words.flatten())] = torch.frombuffer(bytearray(os.urandom(4 * _MT_WORDS)), dtype=torch.uint8)
+    rng.set_state(state)
+    return rng
 
 
 @contextmanager

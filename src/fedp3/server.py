@@ -6,20 +6,24 @@ two rounds.  The state is all there is to save: randomness is addressed by round
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
 
 from fedp3.aggregate import EMPTY, Aggregation, Memory, aggregate
+from fedp3.compress import unpack
 from fedp3.cost import Traffic, traffic
 from fedp3.errors import RunError
 from fedp3.evaluate import Accuracy, accuracy, dispatched_tasks, global_tasks
-from fedp3.gate import Verdict, judge
+from fedp3.gate import Brought, Verdict, sift
+from fedp3.hooks import NONE, Hooks
 from fedp3.plan import PlanRules, client_plans
-from fedp3.prune import dispatch
+from fedp3.privacy.ledger import Budget, Ledger
+from fedp3.prune import dealt_out, dispatch
 from fedp3.rng import Use, stream
-from fedp3.types import ClientPlan, Execute, LayerMap, Params, Pruning, Task
+from fedp3.types import AS_IS, ClientPlan, Compression, Contribution, Execute, LayerMap, Params, Pruning, Reply, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +42,14 @@ class Problem:
     max_void: int = 5
     eval_every: int = 10
     seed: int = 0
+    budget: Budget | None = None  # under LDP
+    hooks: Hooks = NONE  # what the method adds
+    compression: Compression = AS_IS
+
+    @property
+    def participants(self) -> int:
+        """How many clients a round asks, if all are able."""
+        return self.clients_per_round or len(self.keep)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +61,7 @@ class ServerState:
     memory: Memory = EMPTY
     seen: Mapping[int, int] = field(default_factory=dict)  # client -> last round it was accepted in
     void: int = 0  # void rounds in a row
+    extra: Params = field(default_factory=dict)  # what the method's exchange holds
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +83,7 @@ class RoundRecord:
     D: Accuracy | None = None
     P: Accuracy | None = None  # of this round's participants
     memory: Mapping[int, float] = field(default_factory=dict)  # attention's logits
+    epsilon: float | None = None  # under LDP, the largest any client has spent
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,27 +97,48 @@ class Final:
 
 def plans_for(problem: Problem, t: int) -> tuple[ClientPlan, ...]:
     """The plan of every client in round t."""
-    return client_plans(problem.rules, problem.layers, problem.keep, problem.seed, t)
+    plans = client_plans(problem.rules, problem.layers, problem.keep, problem.seed, t)
+    return tuple(dealt_out(plans, problem.pruning.selector, problem.participants))
 
 
-def sample(problem: Problem, t: int) -> list[int]:
-    """C_t: participants of round t among the clients that have something to train on (Alg. 1, l. 4)."""
-    able = [i for i in range(len(problem.keep)) if problem.examples.get(i, 0) > 0]
-    m = problem.clients_per_round or len(able)
-    chosen = torch.randperm(len(able), generator=stream(problem.seed, Use.SAMPLE, t))[:m].tolist()
-    return sorted(able[j] for j in chosen)
+def able(problem: Problem, t: int, ledger: Ledger | None = None) -> list[int]:
+    """Clients that have something to train on and, under LDP, budget for one more task."""
+    some = [i for i in range(len(problem.keep)) if problem.examples.get(i, 0) > 0]
+    return some if ledger is None else [i for i in some if ledger.can_pay(i, t)]
 
 
-def run_round(problem: Problem, state: ServerState, execute: Execute) -> tuple[ServerState, RoundRecord]:
+def sample(problem: Problem, t: int, ledger: Ledger | None = None) -> list[int]:
+    """C_t: participants of round t (Alg. 1, l. 4)."""
+    clients = able(problem, t, ledger)
+    m = problem.clients_per_round or len(clients)
+    chosen = torch.randperm(len(clients), generator=stream(problem.seed, Use.SAMPLE, t))[:m].tolist()
+    return sorted(clients[j] for j in chosen)
+
+
+def rehearse(problem: Problem, ledger: Ledger | None = None) -> Counter[int]:
+    """How many training tasks each client will get, the last probe included, if nothing fails; charges the ledger."""
+    tasks: Counter[int] = Counter()
+    for t in range(problem.rounds + 1):
+        clients = sample(problem, t, ledger) if t < problem.rounds else able(problem, t, ledger)
+        tasks.update(clients)
+        if ledger is not None:
+            ledger.charge(clients, t)
+    return tasks
+
+
+def run_round(
+    problem: Problem, state: ServerState, execute: Execute, ledger: Ledger | None = None
+) -> tuple[ServerState, RoundRecord]:
     """One round of Algorithm 1."""
     began, t = time.perf_counter(), state.t
     plans = plans_for(problem, t)
-    clients = sample(problem, t)
+    clients = sample(problem, t, ledger)
     scored = _evaluates(problem, t)
-    tasks = _tasks(problem, state, [plans[i] for i in clients], evaluate=scored)  # Alg. 1, ll. 5-6
-    replies = list(execute(tasks))  # Alg. 1, ll. 7-13
-    verdict = judge(replies, tasks, problem.layers, problem.examples)
-    new = _advance(problem, state, verdict)  # Alg. 1, l. 14
+    asked = dealt_out([plans[i] for i in clients], problem.pruning.selector, len(clients))
+    tasks = _tasks(problem, state, asked, evaluate=scored)  # Alg. 1, ll. 5-6
+    if ledger is not None:
+        ledger.charge(clients, t)  # before anything leaves
+    new, verdict = _advance(problem, state, tasks, execute(tasks))  # Alg. 1, ll. 7-14
     record = _record(problem, t, tasks, verdict, new)
     if scored:
         everyone = plans_for(problem, new.t)
@@ -113,13 +148,17 @@ def run_round(problem: Problem, state: ServerState, execute: Execute) -> tuple[S
             D=accuracy(execute(_dispatched(problem, new, everyone, probe=False))),
             P=accuracy(c.update for c in verdict.accepted),
         )
+    if ledger is not None:
+        record = replace(record, epsilon=ledger.epsilon_max())
     return new, replace(record, seconds=time.perf_counter() - began)
 
 
-def run(problem: Problem, state: ServerState, execute: Execute) -> Iterator[tuple[ServerState, RoundRecord]]:
-    """Rounds until T; raises after `max_void` void rounds in a row."""
-    while state.t < problem.rounds:
-        state, record = run_round(problem, state, execute)
+def run(
+    problem: Problem, state: ServerState, execute: Execute, ledger: Ledger | None = None
+) -> Iterator[tuple[ServerState, RoundRecord]]:
+    """Rounds until T, or until no client has budget left; raises after `max_void` void rounds in a row."""
+    while state.t < problem.rounds and (ledger is None or able(problem, state.t, ledger)):
+        state, record = run_round(problem, state, execute, ledger)
         yield state, record
         if record.void and state.void >= problem.max_void:
             raise RunError(
@@ -128,14 +167,17 @@ def run(problem: Problem, state: ServerState, execute: Execute) -> Iterator[tupl
             )
 
 
-def finish(problem: Problem, state: ServerState, execute: Execute) -> Final:
-    """G, D and P over all clients once training is over."""
+def finish(problem: Problem, state: ServerState, execute: Execute, ledger: Ledger | None = None) -> Final:
+    """G, D and P over all clients once training is over; P trains, so under LDP it is charged like a round."""
     everyone = plans_for(problem, state.t)
-    able = [p for p in everyone if problem.examples.get(p.client, 0) > 0]
+    clients = able(problem, state.t, ledger)
+    if ledger is not None:
+        ledger.charge(clients, state.t)
+    probed = [everyone[i] for i in clients]
     return Final(
         G=accuracy(execute(global_tasks(state.W, everyone, state.t, state.seen))),
         D=accuracy(execute(_dispatched(problem, state, everyone, probe=False))),
-        P=accuracy(execute(_dispatched(problem, state, able, probe=True))),
+        P=accuracy(execute(_dispatched(problem, state, probed, probe=True))),
     )
 
 
@@ -146,50 +188,69 @@ def _evaluates(problem: Problem, t: int) -> bool:
 def _tasks(problem: Problem, state: ServerState, plans: Sequence[ClientPlan], *, evaluate: bool) -> list[Task]:
     sent = dispatch(state.W, plans, problem.layers, problem.pruning, state.t, problem.seed)
     return [
-        Task(state.t, plan, weights, masks, "train", evaluate, state.seen.get(plan.client, -1))
+        Task(state.t, plan, weights, masks, "train", evaluate, state.seen.get(plan.client, -1), state.extra)
         for plan, (weights, masks) in zip(plans, sent, strict=True)
     ]
 
 
 def _dispatched(problem: Problem, state: ServerState, plans: Sequence[ClientPlan], *, probe: bool) -> list[Task]:
     layers, pruning = problem.layers, problem.pruning
-    return dispatched_tasks(state.W, plans, layers, pruning, state.t, problem.seed, state.seen, probe=probe)
+    tasks = dispatched_tasks(state.W, plans, layers, pruning, state.t, problem.seed, state.seen, probe=probe)
+    return [replace(task, extra=state.extra) for task in tasks] if probe else tasks
 
 
-def _advance(problem: Problem, state: ServerState, verdict: Verdict) -> ServerState:
-    """W_{t+1}, or W_t bit for bit where too few answered."""
-    if len(verdict.accepted) < problem.quorum:
-        return replace(state, t=state.t + 1, void=state.void + 1)
-    W, memory = aggregate(
-        state.W,
-        verdict.accepted,
-        problem.layers,
-        problem.pruning.stale,
-        problem.aggregation,
-        state.memory,
-        problem.seed,
-    )
-    seen = {**state.seen, **{c.client: state.t for c in verdict.accepted}}
-    return ServerState(state.t + 1, W, memory, seen, 0)
+def _advance(
+    problem: Problem, state: ServerState, tasks: Sequence[Task], replies: Iterable[Reply]
+) -> tuple[ServerState, Verdict]:
+    """W_{t+1}, or W_t bit for bit where too few answered; each update is let go once it is added up."""
+    accepted: list[Contribution] = []
+    rejected: dict[int, str] = {}
+    late: list[int] = []
+    stale, how, compression = problem.pruning.stale, problem.aggregation, problem.compression
+    brought = Brought({n: tuple(w.shape) for n, w in state.extra.items()}, compression)
+    asked = {task.plan.client: task for task in tasks}
+
+    def counted() -> Iterator[Contribution]:
+        for c in sift(replies, tasks, problem.layers, problem.examples, rejected, late, brought):
+            own = {n: c.update.extra[n] for n in state.extra}
+            accepted.append(replace(c, update=replace(c.update, tensors={}, extra=own)))
+            sent, extra = c.update.tensors, c.update.extra
+            whole = unpack(sent, extra, asked[c.client], problem.layers, stale, compression)
+            yield replace(c, update=replace(c.update, tensors=whole))
+
+    W, memory = aggregate(state.W, counted(), problem.layers, stale, how, state.memory, problem.seed)
+    verdict = Verdict(tuple(accepted), rejected, tuple(sorted(late)))
+    if len(accepted) < problem.quorum:
+        return replace(state, t=state.t + 1, void=state.void + 1), verdict
+    seen = {**state.seen, **{c.client: state.t for c in accepted}}
+    extra, exchange = state.extra, problem.hooks.exchange
+    if exchange is not None:
+        extra = exchange.combine(extra, [c.update.extra for c in accepted], len(problem.keep))
+    return ServerState(state.t + 1, W, memory, seen, 0, extra), verdict
 
 
 def _record(problem: Problem, t: int, tasks: Sequence[Task], verdict: Verdict, new: ServerState) -> RoundRecord:
+    known: dict[object, Traffic] = {}  # equal plans cost the same
+
     def bytes_of(plan: ClientPlan) -> Traffic:
-        return traffic(plan, problem.layers, problem.pruning)
+        key = (tuple(plan.layers.items()), plan.deal)
+        if key not in known:
+            known[key] = traffic(plan, problem.layers, problem.pruning, problem.compression)
+        return known[key]
 
     def mean(metric: str) -> float | None:
         values = [c.update.metrics[metric] for c in verdict.accepted if metric in c.update.metrics]
         return math.fsum(values) / len(values) if values else None
 
-    extra = sum(w.numel() * w.element_size() for c in verdict.accepted for w in c.update.extra.values())
+    extra = 4 * sum(w.numel() for w in new.extra.values())  # a method's tensors, of the same shapes either way
     return RoundRecord(
         t=t,
         sampled=tuple(task.plan.client for task in tasks),
         accepted=tuple(c.client for c in verdict.accepted),
         late=verdict.late,
         rejected=verdict.rejected,
-        bytes_down=sum(bytes_of(task.plan).down for task in tasks),
-        bytes_up=sum(bytes_of(c.plan).up for c in verdict.accepted) + extra,
+        bytes_down=sum(bytes_of(task.plan).down + extra for task in tasks),
+        bytes_up=sum(bytes_of(c.plan).up + extra for c in verdict.accepted),
         loss=mean("loss"),
         density=mean("density"),
         void=new.void > 0,

@@ -7,6 +7,7 @@ Masked coordinates get neither gradient, decay nor momentum.  Everything drawn i
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,11 +17,13 @@ from torch import Tensor, nn
 from fedp3 import masks as M
 from fedp3 import submodel
 from fedp3.data import Dataset, batch
+from fedp3.hooks import NO_PULL, NONE, Given, Hooks, Pull
 from fedp3.lookup import pick
 from fedp3.masks import Kept
+from fedp3.privacy.mechanism import Gradient, private_batches, private_gradient
 from fedp3.prune import LOCAL_PRUNERS, draw_q, pruned_layers
 from fedp3.rng import Use, stream
-from fedp3.types import Group, LayerMap, Local, Masks, Params, Pruning, Task
+from fedp3.types import AS_IS, Chain, Compression, Group, LayerMap, Local, Masks, Params, Private, Pruning, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +46,26 @@ class Recipe:
     initial: Params  # W_0, where personal layers begin
     seed: int
     device: str = "cpu"
+    chain: Chain = ()  # the layers of a net so small that its clients train stacked
+    private: Private | None = None
+    hooks: Hooks = NONE  # what the method adds
+    compression: Compression = AS_IS
 
 
+@dataclass(frozen=True, slots=True)
+class _Stretch:
+    """What all steps of one pass share."""
+
+    recipe: Recipe
+    task: Task
+    hold: Mapping[str, Tensor]
+    velocity: dict[str, Tensor]
+    gradient: Gradient
+    pull: Pull
+    lr: float
+
+
+EVAL_BATCH = 48  # samples scored at once: larger batches are slower on a CPU, their activations leave the cache
 SCHEDULES: Mapping[str, Callable[[float], float]] = {  # share of the run that has passed -> factor on lr
     "constant": lambda done: 1.0,
     "linear": lambda done: 1.0 - done,
@@ -85,63 +106,107 @@ def batches(samples: int, local: Local, rng: torch.Generator) -> Iterator[Tensor
         yield order[j : j + local.batch]
 
 
-def train(recipe: Recipe, shard: Shard, task: Task, tensors: dict[str, Tensor]) -> dict[str, float]:
-    """K steps of SGD on `recipe.net`; returns the mean loss and the realised density of Q."""
-    local, pruning, at = recipe.local, recipe.pruning, (task.t, task.plan.client)
+def train(
+    recipe: Recipe, shard: Shard, task: Task, tensors: dict[str, Tensor], pull: Pull = NO_PULL, at: tuple[int, ...] = ()
+) -> dict[str, float]:
+    """K steps of SGD on `recipe.net`; returns the mean loss and the realised density of Q.
+
+    `at` addresses what is drawn: (round, client) unless said otherwise.
+    """
+    local, pruning, at = recipe.local, recipe.pruning, at or (task.t, task.plan.client)
+    drawn, gradient = _source(recipe, shard, task, at)
     trained = _prepare(recipe, task)
-    hold = _hold(recipe, task, trained)
+    if not trained:
+        return {}
+    hold = held(recipe, task, trained)
     local_prune = pick(LOCAL_PRUNERS, pruning.local, "local pruning")
     draw = stream(recipe.seed, Use.LOCAL_PRUNE, *at)
     augment = stream(recipe.seed, Use.AUGMENT, *at) if local.augment else None
-    lr = local.lr * pick(SCHEDULES, local.schedule, "schedule")(_passed(task.t, local.rounds))
-    velocity: dict[str, Tensor] = {}
+    here = _Stretch(recipe, task, hold, {}, gradient, pull, rate(local, task.t))
     losses, density = [], []
-    for rows in batches(len(shard.train), local, stream(recipe.seed, Use.BATCHES, *at)):
+    for rows in drawn:
         where = shard.train[rows]
         x = batch(recipe.data, where, augment).to(recipe.device)
         y = recipe.data.y[where].to(recipe.device)
-        step = local_prune(draw_q(pruning, draw), task.plan, task.masks, recipe.layers, draw)  # Alg. 2, l. 2
+        step = local_prune(draw_q(pruning, draw, task.plan), task.plan, task.masks, recipe.layers, draw)  # Alg. 2, l. 2
         if step.units and submodel.physical(pruning):
-            loss = _small_step(recipe, task, x, y, step.units, hold, velocity, lr)
+            loss = (_distilled_step if recipe.hooks.distil else _small_step)(here, x, y, step.units)
         else:
-            loss, grads = _gradients(recipe, x, y, tensors, trained, step)  # Alg. 2, l. 3
-            _sgd({n: tensors[n] for n in trained}, grads, velocity, _combine(hold, step, trained, recipe), local, lr)
+            W, active = {n: tensors[n] for n in trained}, _combine(hold, step, trained, recipe)
+            with _laid_on(recipe, tensors, step):
+                loss, grads = gradient(recipe.net, x, y, W, active)  # Alg. 2, l. 3
+            _sgd(here, W, grads, here.velocity, active, pull)
         losses.append(loss)
         density.append(_density(step, task, recipe.layers))
-    K = len(losses)
-    return {"loss": math.fsum(losses) / K, "density": math.fsum(density) / K} if K else {}
+    means = {"loss": losses, "density": density} if recipe.private is None else {"density": density}
+    return {name: math.fsum(each) / len(each) for name, each in means.items() if each}
 
 
-def _passed(t: int, rounds: int) -> float:
+def _source(recipe: Recipe, shard: Shard, task: Task, at: tuple[int, ...]) -> tuple[Iterator[Tensor], Gradient]:
+    """Where the batches of a task come from, and its gradients: all that differs under LDP."""
+    local, private, samples = recipe.local, recipe.private, len(shard.train)
+    if private is None:
+        return batches(samples, local, stream(recipe.seed, Use.BATCHES, *at)), _gradient(recipe, shard, task)
+    where = (recipe.seed, *at)
+    return private_batches(private, local, samples, *where), private_gradient(private, local, samples, *where)
+
+
+def passed(t: int, rounds: int) -> float:
     """The share of the run that has passed; a probe after the last round still learns as the last round did."""
     return min(t, max(rounds, 1) - 1) / max(rounds, 1)
 
 
-def _small_step(
-    recipe: Recipe,
-    task: Task,
-    x: Tensor,
-    y: Tensor,
-    units: Mapping[Group, Tensor],
-    hold: Mapping[str, Tensor],
-    velocity: dict[str, Tensor],
-    lr: float,
-) -> float:
+def rate(local: Local, t: int) -> float:
+    """The learning rate of round t."""
+    return local.lr * pick(SCHEDULES, local.schedule, "schedule")(passed(t, local.rounds))
+
+
+def _small_step(s: _Stretch, x: Tensor, y: Tensor, units: Mapping[Group, Tensor]) -> float:
     """One step on the net that ordered dropout leaves, written back into the whole one."""
+    recipe, velocity, layers = s.recipe, s.velocity, s.recipe.layers
     units = {g: at.to(recipe.device) for g, at in units.items()}
-    here, layers = smaller(recipe, units), recipe.layers
-    small, whole = named(here.net), {n: named(recipe.net)[n].detach() for n in layers.shapes}
-    load(small, submodel.cut(whole, units, layers))
-    trained = _prepare(here, task)
-    loss, grads = _gradients(here, x, y, small, trained, Masks())
+    here, small, whole = _lifted_out(recipe, units)
+    trained = _prepare(here, s.task)
+    W, active = {n: small[n] for n in trained}, submodel.cut(s.hold, units, layers)
+    loss, grads = s.gradient(here.net, x, y, W, active)
     part = submodel.cut({n: v for n, v in velocity.items() if n in trained}, units, layers)
-    _sgd({n: small[n] for n in trained}, grads, part, submodel.cut(hold, units, layers), recipe.local, lr)
+    pull = s.pull
+    if pull:
+        anchor, shift = (submodel.cut(of, units, layers) for of in (pull.anchor, pull.shift))
+        pull = Pull(pull.mu, anchor, shift)
+    _sgd(s, W, grads, part, active, pull)
     submodel.put_back(whole, {n: small[n].detach() for n in layers.shapes}, units, layers)
     if part:
         for n in trained:
             velocity.setdefault(n, torch.zeros_like(whole[n]))
         submodel.put_back(velocity, part, units, layers)
     return loss
+
+
+def _lifted_out(recipe: Recipe, units: Mapping[Group, Tensor]) -> tuple[Recipe, dict[str, Tensor], dict[str, Tensor]]:
+    """The recipe of the net with only these units, its tensors filled from the whole net's, and those."""
+    here, layers = smaller(recipe, units), recipe.layers
+    small, whole = named(here.net), {n: named(recipe.net)[n].detach() for n in layers.shapes}
+    load(small, submodel.cut(whole, units, layers))
+    return here, small, whole
+
+
+def _distilled_step(s: _Stretch, x: Tensor, y: Tensor, units: Mapping[Group, Tensor]) -> float:
+    """FjORD's step with self-distillation: all widths of the client on y, the drawn one on what they say of x."""
+    recipe, layers = s.recipe, s.recipe.layers
+    tensors = named(recipe.net)
+    W = {n: tensors[n] for n in _prepare(recipe, s.task)}
+    logits = recipe.net(x)
+    loss = F.cross_entropy(logits, y)
+    grads = list(torch.autograd.grad(loss, list(W.values()), materialize_grads=True))
+    units = {g: at.to(recipe.device) for g, at in units.items()}
+    here, small, _ = _lifted_out(recipe, units)
+    mine = {n: small[n] for n in _prepare(here, s.task)}
+    taught = F.cross_entropy(here.net(x), logits.detach().softmax(1))
+    for n, g in zip(mine, torch.autograd.grad(taught, list(mine.values()), materialize_grads=True), strict=True):
+        M.add_at(grads[list(W).index(n)], g, M.block(n, dict(units), layers))
+    _sgd(s, W, grads, s.velocity, s.hold, s.pull)
+    return float(loss.detach())
 
 
 def _prepare(recipe: Recipe, task: Task) -> list[str]:
@@ -163,7 +228,7 @@ def _prepare(recipe: Recipe, task: Task) -> list[str]:
     return names
 
 
-def _hold(recipe: Recipe, task: Task, trained: list[str]) -> dict[str, Tensor]:
+def held(recipe: Recipe, task: Task, trained: list[str]) -> dict[str, Tensor]:
     """The masks that hold for the whole task: pruned coordinates stay zero."""
     dense = set() if recipe.pruning.hold else {n for l in pruned_layers(task.plan) for n in recipe.layers.layers[l]}
     kept = {n: M.active(n, task.masks, recipe.layers) for n in trained if n not in dense}
@@ -181,10 +246,32 @@ def _combine(hold: Mapping[str, Tensor], step: Masks, trained: list[str], recipe
     return active
 
 
-def _gradients(
-    recipe: Recipe, x: Tensor, y: Tensor, tensors: Mapping[str, Tensor], trained: list[str], step: Masks
-) -> tuple[float, list[Tensor]]:
-    """The loss and its gradient at q ⊙ W; W itself is put back afterwards."""
+def _mean_gradient(net: nn.Module, x: Tensor, y: Tensor, W: Params, active: Params) -> tuple[float, list[Tensor]]:
+    """The batch's mean loss and its gradient."""
+    loss = F.cross_entropy(net(x), y)
+    return float(loss.detach()), list(torch.autograd.grad(loss, list(W.values()), materialize_grads=True))
+
+
+def _gradient(recipe: Recipe, shard: Shard, task: Task) -> Gradient:
+    """The gradient of the method's loss, or of the mean cross-entropy."""
+    of = recipe.hooks.loss
+    if of is None:
+        return _mean_gradient
+    labels = torch.zeros(recipe.data.classes, dtype=torch.bool)
+    labels[recipe.data.y[shard.train]] = True
+    sent = {n: w.to(recipe.device) for n, w in task.extra.items()}
+    given = Given(labels.to(recipe.device), sent)
+
+    def gradient(net: nn.Module, x: Tensor, y: Tensor, W: Params, active: Params) -> tuple[float, list[Tensor]]:
+        loss = of(net, x, y, given)
+        return float(loss.detach()), list(torch.autograd.grad(loss, list(W.values()), materialize_grads=True))
+
+    return gradient
+
+
+@contextmanager
+def _laid_on(recipe: Recipe, tensors: Mapping[str, Tensor], step: Masks) -> Iterator[None]:
+    """Inside, the net is at q ⊙ W; W itself is put back afterwards."""
     kept = {n: M.active(n, step, recipe.layers) for n in recipe.layers.shapes} if step.units or step.weights else {}
     on = {n: M.as_bool(k, recipe.layers.shapes[n]).to(recipe.device) for n, k in kept.items() if k is not None}
     whole = {n: tensors[n].data for n in on}
@@ -192,30 +279,34 @@ def _gradients(
     for n in whole.keys() - statistics.keys():
         tensors[n].data = whole[n] * on[n]
     try:
-        loss = F.cross_entropy(recipe.net(x), y)
-        grads = torch.autograd.grad(loss, [tensors[n] for n in trained], materialize_grads=True)
+        yield
     finally:
         for n, w in whole.items():
             tensors[n].data = w
     for n, before in statistics.items():  # units that were away leave no trace in running statistics
         tensors[n].copy_(torch.where(on[n], tensors[n], before))
-    return float(loss.detach()), list(grads)
 
 
 @torch.no_grad()
 def _sgd(
+    s: _Stretch,
     W: Mapping[str, Tensor],
     grads: list[Tensor],
     velocity: dict[str, Tensor],
     active: Mapping[str, Tensor],
-    local: Local,
-    lr: float,
+    pull: Pull,
 ) -> None:
     """One step in place; coordinates that are not active stay as they are, with their velocity."""
+    local = s.recipe.local
+    for (n, w), g in zip(W.items(), grads, strict=True):
+        if pull.mu:
+            g.add_(w - pull.anchor[n], alpha=pull.mu)
+        if n in pull.shift:
+            g.add_(pull.shift[n])
     for n, g in zip(W, grads, strict=True):
         if n in active:
             g.mul_(active[n])
-    if local.clip_norm:
+    if local.clip_norm and s.recipe.private is None:  # else clipped already, by record
         norm = float(torch.stack(torch._foreach_norm(grads)).norm())
         if norm > local.clip_norm:
             torch._foreach_mul_(grads, local.clip_norm / (norm + 1e-6))
@@ -228,7 +319,7 @@ def _sgd(
             new = local.momentum * v + g
             velocity[n] = torch.where(active[n], new, v) if n in active else new
             g.copy_(new * active[n] if n in active else new)
-    torch._foreach_add_(list(W.values()), grads, alpha=-lr)
+    torch._foreach_add_(list(W.values()), grads, alpha=-s.lr)
 
 
 def _density(step: Masks, task: Task, layers: LayerMap) -> float:

@@ -14,8 +14,10 @@ from torch import Tensor
 Layer = str  # l: a named group of tensors that travels and is averaged together
 Group = str  # the output units (neurons, channels) of one weight tensor
 Params = Mapping[str, Tensor]  # tensor name -> value: the paper's W, buffers included
+Chain = tuple[tuple[str, str | None], ...]  # weight and bias of each layer of an MLP, input first
 
-Send = Literal["dense", "pruned", "none"]
+# none: the client's own layer stays in its place; skip: nothing does, the layer is zero and a residual block idle
+Send = Literal["dense", "pruned", "none", "skip"]
 Upload = Literal["all", "kept", "zeros", "none"]
 # train: update and upload; evaluate: score what was sent; probe: train, score, then forget it all
 Kind = Literal["train", "evaluate", "probe"]
@@ -84,6 +86,7 @@ class ClientPlan:
 
     client: int
     layers: Mapping[Layer, LayerPlan]
+    deal: tuple[int, int] = (0, 1)  # which of how many parts, for selectors that deal units out to a round's clients
 
     @property
     def whole(self) -> tuple[Layer, ...]:
@@ -107,6 +110,7 @@ class Pruning:
     q: float | tuple[float, ...] = ()  # a constant, a grid to draw from, or empty: U[q_min, 1]
     q_min: float = 0.5
     physical: bool = True  # where whole units are cut, train a smaller net instead of a masked one
+    q_of: Literal["kept", "whole"] = "kept"  # q as a share of what P_i kept, or of the whole net and at most keep
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +127,28 @@ class Local:
     schedule: str = "constant"
     rounds: int = 30  # T, for schedules
     augment: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Compression:
+    """How uploads are written: what is compressed is the change of what was sent."""
+
+    kind: str = "none"
+    share: float = 0.01  # topk: of the coordinates of each tensor
+
+
+AS_IS = Compression()
+
+
+@dataclass(frozen=True, slots=True)
+class Private:
+    """LDP-FedP3's local step: a Gaussian on the clipped gradients of Poisson-drawn records (Algorithm 5)."""
+
+    clip: float = 1.0  # C: largest norm of one record's gradient, over all coordinates that train
+    noise: float = 1.0  # z: the noise on the sum of a step's gradients has deviation z C
+    rate: float = 0.1  # q: the chance of each record to be in a step
+    randomness: Literal["os", "seeded"] = "os"
+    ghost: bool = True  # per-example norms without per-example gradients, where layers allow it
 
 
 # --------------------------------------------------------------------------- what travels
@@ -150,6 +176,7 @@ class Task:
     kind: Kind = "train"
     evaluate: bool = False  # score the client's test part with what it holds in the end
     state_from: int = -1  # the round whose client state this task starts from; -1: none yet
+    extra: Params = field(default_factory=dict)  # a method's own tensors, from the server
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +196,7 @@ class ClientUpdate:
     tensors: Params
     examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
-    extra: Params = field(default_factory=dict)  # small named tensors of a method
+    extra: Params = field(default_factory=dict)  # a method's own tensors, from the client
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import typer
 
-from fedp3.cli import data, demo, doctor, plan, runs, sweep
+from fedp3.cli import data, demo, doctor, flower, plan, privacy, reproduce, runs, sweep
 from fedp3.cli.stop import Stopped
 from fedp3.errors import FedP3Error, InputError
 
@@ -27,7 +27,11 @@ app.command("resume")(runs.resume)
 app.command("report")(sweep.report)
 app.command("sweep")(sweep.sweep)
 app.command("compare")(sweep.compare)
+app.command("reproduce")(reproduce.reproduce)
 app.add_typer(data.app, name="data")
+app.add_typer(privacy.app, name="privacy")
+app.command("audit")(privacy.audit)
+app.add_typer(flower.app, name="flower")
 app.command("doctor")(doctor.doctor)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from fedp3.cli import show
 from fedp3.cli.plan import AsJson, DataDir
 
-OPTIONAL = {"tensorboard": "tensorboard"}
+OPTIONAL = {"flower": "flwr", "privacy": "dp_accounting", "tensorboard": "tensorboard"}
 SHOWN = ("torch", "numpy", "pydantic", "typer", "rich", "safetensors", "jinja2", "scikit-learn", "pooch", "matplotlib")
 
 

@@ -48,17 +48,19 @@ def plan(
     Example: fedp3 plan my.toml prune.keep=0.5
     """
     from fedp3 import config
-    from fedp3.driver import describe
+    from fedp3.driver import describe, warned
     from fedp3.experiment import assemble, costs, masked_units
+    from fedp3.privacy.rules import planned
 
     experiment = assemble(config.load(path, overrides or []), data_dir)
     if json:
         summary = describe(experiment)
-        keys = ("clients", "coverage", "layers", "parameters", "reductions", "dense_bytes")
-        show.as_json({k: summary[k] for k in keys})
+        keys = ("clients", "coverage", "layers", "parameters", "reductions", "dense_bytes", "warnings", "privacy")
+        show.as_json({k: summary[k] for k in keys if k in summary})
         return
     clients, covered = costs(experiment)
-    names = ("examples", "parameters", "MFLOP", "peak MB", "MB down", "MB up")
+    spent = planned(experiment.problem) if experiment.problem.budget else {}
+    names = ("examples", "parameters", "MFLOP", "peak MB", "MB down", "MB up", *(["epsilon"] if spent else []))
     show.table(
         {"client": "right", "whole (L_i)": "left", "the rest, kept": "left", **dict.fromkeys(names, "right")},
         [
@@ -72,6 +74,7 @@ def plan(
                 f"{c.peak_mb:.1f}",
                 f"{c.mb_down:.2f}",
                 f"{c.mb_up:.2f}",
+                *([f"{spent[c.id]:.2f}"] if spent else []),
             )
             for c in clients
         ],
@@ -87,6 +90,10 @@ def plan(
         show.tell(f"units of {group} stay whole: {why}")
     if experiment.problem.layers.note:
         show.tell(f"note: {experiment.problem.layers.note}")
+    if experiment.problem.budget:
+        show.tell(show.guarantee(describe(experiment)["privacy"]))
+    for text in warned(experiment).values():
+        show.tell(f"warning: {text}")
     show.tell(f"next: fedp3 run {path}")
 
 
@@ -110,4 +117,4 @@ def methods(json: AsJson = False) -> None:
         show.as_json(dict(ABOUT_METHODS))
         return
     for name, about in ABOUT_METHODS.items():
-        show.tell(f"{name:<10} {about}")
+        show.tell(f"{name:<13} {about}")

@@ -1,7 +1,8 @@
 """Start a run, or go on with one."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,18 +13,20 @@ from fedp3.cli import show
 from fedp3.cli.plan import AsJson, DataDir, Overrides
 from fedp3.cli.stop import Stopped, stoppable
 from fedp3.errors import InputError
-from fedp3.lookup import pick
 
 if TYPE_CHECKING:
     from fedp3.config import Config
     from fedp3.driver import OnRound
+    from fedp3.engines.inprocess import Engine
     from fedp3.experiment import Experiment
     from fedp3.record import Checkpoint
 
 Workers = Annotated[
     int, typer.Option("--workers", min=0, help="Worker processes; 0 chooses. Changes no bit of a result")
 ]
-ENGINES: Mapping[str, str] = {"inprocess": "clients on this machine"}
+EngineName = Annotated[
+    str, typer.Option("--engine", help="inprocess, or flower: Flower's simulation. Changes no bit of a result")
+]
 MEANS = ("accuracy_global", "accuracy_dispatched", "accuracy_personal", "accuracy_worst_client")
 COSTS = ("mb_up", "mb_down", "seconds")
 
@@ -32,7 +35,7 @@ def run(
     path: Annotated[Path, typer.Argument(help="Config file")],
     overrides: Overrides = None,
     out: Annotated[Path | None, typer.Option("--out", help="Run folder; else runs/NAME-1, -2, ...")] = None,
-    engine: Annotated[str, typer.Option("--engine", help="inprocess")] = "inprocess",
+    engine: EngineName = "inprocess",
     workers: Workers = 0,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Run this many seeds, into OUT/seed-0, ...")] = 1,
     data_dir: DataDir = None,
@@ -43,21 +46,22 @@ def run(
 
     Example: fedp3 run my.toml local.lr=0.1 --out runs/a --workers 2
     """
-    from fedp3 import config
+    from fedp3 import config, driver
 
-    pick(ENGINES, engine, "engine")
+    driver.check_engine(engine)
     settings = config.load(path, overrides or [])
     folder = out or _free(Path("runs"), path.stem)
     if seeds == 1:
-        _finish([start(settings, folder, workers, data_dir, tensorboard)], folder, json)
+        _finish([start(settings, folder, workers, data_dir, tensorboard, engine=engine)], folder, json)
         return
     if (folder / "seeds.json").exists() or (folder / "config.toml").exists():
         raise InputError(f"{folder} holds a run already; go on with it by: fedp3 resume {folder}")
-    _finish(start_seeds(settings, folder, seeds, workers, data_dir, tensorboard), folder, json)
+    _finish(start_seeds(settings, folder, seeds, workers, data_dir, tensorboard, engine), folder, json)
 
 
 def resume(
     folder: Annotated[Path, typer.Argument(help="Run folder")],
+    engine: EngineName = "inprocess",
     workers: Workers = 0,
     data_dir: DataDir = None,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help="Also write TensorBoard events")] = False,
@@ -69,13 +73,14 @@ def resume(
     """
     from fedp3 import config, driver, record
 
+    driver.check_engine(engine)
     if (folder / "seeds.json").exists():
         plan = record.read_json(folder / "seeds.json")
         first = config.parse(plan["config"])
-        _finish(start_seeds(first, folder, int(plan["seeds"]), workers, data_dir, tensorboard), folder, json)
+        _finish(start_seeds(first, folder, int(plan["seeds"]), workers, data_dir, tensorboard, engine), folder, json)
         return
     settings = driver.reopen(folder)
-    _finish([go_on(settings, folder, workers, data_dir, tensorboard)], folder, json)
+    _finish([go_on(settings, folder, workers, data_dir, tensorboard, engine=engine)], folder, json)
 
 
 def _free(parent: Path, stem: str) -> Path:
@@ -84,7 +89,13 @@ def _free(parent: Path, stem: str) -> Path:
 
 
 def start(
-    settings: "Config", folder: Path, workers: int, data_dir: Path | None, tensorboard: bool = False, name: str = ""
+    settings: "Config",
+    folder: Path,
+    workers: int,
+    data_dir: Path | None,
+    tensorboard: bool = False,
+    name: str = "",
+    engine: str = "inprocess",
 ) -> dict[str, Any]:
     """Begin a run in a new folder and take it to its end."""
     from fedp3 import driver, record
@@ -95,11 +106,18 @@ def start(
     experiment = assemble(settings, data_dir)
     driver.begin(experiment, folder)
     with record.locked(folder):
-        return _train(experiment, folder, workers, None, tensorboard, name)
+        make = partial(driver.make_engine, workers=workers, engine=engine, data_dir=data_dir)
+        return _train(experiment, folder, make, None, tensorboard, name)
 
 
 def go_on(
-    settings: "Config", folder: Path, workers: int, data_dir: Path | None, tensorboard: bool = False, name: str = ""
+    settings: "Config",
+    folder: Path,
+    workers: int,
+    data_dir: Path | None,
+    tensorboard: bool = False,
+    name: str = "",
+    engine: str = "inprocess",
 ) -> dict[str, Any]:
     """Take an existing run folder to its end."""
     from fedp3 import driver, record
@@ -113,11 +131,18 @@ def go_on(
             show.say(text)
         done = checkpoint.state.t if checkpoint else 0
         show.say(f"going on after round {done} of {settings.run.rounds}")
-        return _train(assemble(settings, data_dir), folder, workers, checkpoint, tensorboard, name)
+        make = partial(driver.make_engine, workers=workers, engine=engine, data_dir=data_dir)
+        return _train(assemble(settings, data_dir), folder, make, checkpoint, tensorboard, name)
 
 
 def start_seeds(
-    settings: "Config", folder: Path, seeds: int, workers: int, data_dir: Path | None, tensorboard: bool = False
+    settings: "Config",
+    folder: Path,
+    seeds: int,
+    workers: int,
+    data_dir: Path | None,
+    tensorboard: bool = False,
+    engine: str = "inprocess",
 ) -> list[dict[str, Any]]:
     """Run several seeds, each in its own folder; those already there are finished or gone on with."""
     from fedp3 import driver, record
@@ -133,21 +158,26 @@ def start_seeds(
         mine, place = settings.model_copy(update={"run": of_seed}), folder / f"seed-{k}"
         name = f"seed {settings.run.seed + k}"
         if (place / "config.toml").exists():
-            results.append(go_on(driver.reopen(place), place, workers, data_dir, tensorboard, name))
+            results.append(go_on(driver.reopen(place), place, workers, data_dir, tensorboard, name, engine))
         else:
-            results.append(start(mine, place, workers, data_dir, tensorboard, name))
+            results.append(start(mine, place, workers, data_dir, tensorboard, name, engine))
     return results
 
 
 def _train(
-    experiment: "Experiment", folder: Path, workers: int, checkpoint: "Checkpoint | None", tensorboard: bool, name: str
+    experiment: "Experiment",
+    folder: Path,
+    make: "Callable[..., Engine]",
+    checkpoint: "Checkpoint | None",
+    tensorboard: bool,
+    name: str,
 ) -> dict[str, Any]:
     from fedp3 import driver
 
     began = checkpoint.state if checkpoint else None
     total = experiment.problem.rounds
     with stoppable(), show.rounds(name or experiment.config.method, total, began.t if began else 0) as progress:
-        engine = driver.make_engine(experiment, workers, driver.states_of(checkpoint))
+        engine = make(experiment, states=driver.states_of(checkpoint))
         try:
             each = _also_tensorboard(progress, folder) if tensorboard else progress
             return dict(driver.drive(experiment, engine, folder, each, began).result)
@@ -172,13 +202,21 @@ def _also_tensorboard(progress: "OnRound", folder: Path) -> "Callable[[Any], Non
 
 def _finish(results: list[dict[str, Any]], folder: Path, json: bool) -> None:
     """Print the end of a run: a table and what to open next, or one object."""
+    from fedp3 import record
     from fedp3.report import write_report
 
     page = write_report([folder])
+    for text in record.read_json(Path(results[0]["out"]) / "run.json").get("warnings", {}).values():
+        show.say(f"warning: {text}")
     if json:
         show.as_json(results[0] if not (folder / "seeds.json").exists() else _several(results, folder))
         return
     show.results([r | {"name": Path(r["out"]).name} for r in results])
+    for r in results:
+        if "privacy" in r:
+            show.tell(show.guarantee(r["privacy"]))
+            if r["rounds"] < record.read_json(Path(r["out"]) / "run.json")["config"]["run"]["rounds"]:
+                show.tell(f"stopped after round {r['rounds']}: no client has budget for another")
     if results[0].get("density", 1.0) not in (None, 1.0):
         left = f"{100 * results[0]['density']:.1f} %"
         show.tell(f"local pruning left {left} of the pruned layers' weights active per step (realised)")
@@ -187,5 +225,6 @@ def _finish(results: list[dict[str, Any]], folder: Path, json: bool) -> None:
 
 def _several(results: list[dict[str, Any]], folder: Path) -> dict[str, Any]:
     means = {k: fmean(r[k] for r in results) if all(r[k] is not None for r in results) else None for k in MEANS + COSTS}
-    total = {"rejected": sum(r["rejected"] for r in results), "epsilon_max": None}
+    spent = [r["epsilon_max"] for r in results if r["epsilon_max"] is not None]
+    total = {"rejected": sum(r["rejected"] for r in results), "epsilon_max": max(spent, default=None)}
     return {"out": str(folder), "rounds": results[0]["rounds"], **means, **total, "runs": results}

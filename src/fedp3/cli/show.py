@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from fedp3.driver import OnRound
     from fedp3.server import RoundRecord
 
-WIDE = 120  # columns where output goes to a file or a pipe
+WIDE = 200  # columns where nobody looks at a terminal: nothing is cut
 out = Console() if sys.stdout.isatty() else Console(width=WIDE)
 err = Console(stderr=True)
 
@@ -58,6 +58,7 @@ class _Tally:
     def __init__(self) -> None:
         self.ok = self.late = self.rejected = self.up = self.down = 0
         self.G: float | None = None
+        self.epsilon: float | None = None
 
     def add(self, r: "RoundRecord") -> None:
         self.ok += len(r.accepted)
@@ -66,11 +67,13 @@ class _Tally:
         self.up += r.bytes_up
         self.down += r.bytes_down
         self.G = r.G.mean if r.G else self.G
+        self.epsilon = r.epsilon
 
     def text(self) -> str:
+        spent = "" if self.epsilon is None else f"  epsilon {self.epsilon:.2f}"
         return (
             f"G {share(self.G)}  ok {self.ok} late {self.late} rejected {self.rejected}  "
-            f"MB up {self.up / 1e6:.1f} down {self.down / 1e6:.1f}"
+            f"MB up {self.up / 1e6:.1f} down {self.down / 1e6:.1f}{spent}"
         )
 
 
@@ -122,6 +125,17 @@ def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None
             )
             for r in rows
         ],
+    )
+
+
+def guarantee(p: Mapping[str, Any]) -> str:
+    """What LDP promises, with all that gives an epsilon its meaning, in one sentence."""
+    shown = {k: "unbounded" if v is None else f"{v:.2f}" for k, v in p.get("spent", {"<=": p["epsilon"]}).items()}
+    so_far = "epsilon " + ", ".join(f"{k} {v}" for k, v in shown.items())
+    return (
+        f"LDP per training record of a client: {so_far} at delta {p['delta']:g} ({p['adjacency']}, {p['sampling']} "
+        f"sampling at rate {p['sample_rate']:g}, noise multiplier {p['noise_multiplier']:g}, clip {p['clip']:g}; "
+        f"accountant {p['accountant']}; randomness {p['randomness']})"
     )
 
 

@@ -63,8 +63,12 @@ def sweep(
     show.tell(f"next: fedp3 compare {out}/*")
 
 
-def compare(folders: Folders, json: AsJson = False) -> None:
-    """Compare runs: accuracy, bytes, time.
+def compare(
+    folders: Folders,
+    json: AsJson = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print a table for a document")] = False,
+) -> None:
+    """Compare runs: accuracy, bytes, work and time, and accuracy at the MB that every run has spent.
 
     Example: fedp3 compare sweeps/a/*
     """
@@ -75,10 +79,24 @@ def compare(folders: Folders, json: AsJson = False) -> None:
         show.as_json({"runs": rows})
         return
     budget = rows[0]["budget_mb"]
-    at_budget = f"G at {budget:.0f} MB" if isinstance(budget, float) else "G at equal MB"
-    names = ("seeds", "G", "D", "P", "worst", "MB up", "MB down", "seconds", at_budget)
-    show.table({"run": "left", **dict.fromkeys(names, "right")}, [_row(r) for r in rows])
+    at_budget = f"G, P at {budget:.3g} MB" if isinstance(budget, float) else "G, P at equal MB"
+    spent = ["epsilon"] if any(r["epsilon_max"] is not None for r in rows) else []
+    names = ("seeds", "G", "D", "P", "worst", "MB up", "MB down", "GFLOP", "fleet s", "seconds", at_budget, *spent)
+    columns = {"run": "left", **dict.fromkeys(names, "right")}
+    lines = [_row(r) + [_epsilon(r) for _ in spent] for r in rows]
+    if markdown:
+        ways = ["---" if side == "left" else "---:" for side in columns.values()]
+        for line in (list(columns), ways, *lines):
+            show.tell(f"| {' | '.join(line)} |")
+        return
+    show.table(columns, lines)
     show.tell("accuracies: mean over clients and seeds, ± deviation over seeds; MB: whole run, against dense FedAvg")
+    show.tell("GFLOP: per client; fleet s: the rounds on devices as capable as their keep (a model); seconds: here")
+    show.tell(f"next: fedp3 report {' '.join(str(f) for f in _runs(folders)[:3])} ... --out compare.html")
+
+
+def _epsilon(r: Mapping[str, Any]) -> str:
+    return "-" if r["epsilon_max"] is None else f"{r['epsilon_max']:.2f}"
 
 
 def _row(r: Mapping[str, Any]) -> list[str]:
@@ -86,4 +104,6 @@ def _row(r: Mapping[str, Any]) -> list[str]:
     traffic = [f"{r[f'mb_{way}']:.1f} ({100 * r[f'share_{way}']:.0f} %)" for way in ("up", "down")]
     scores = [show.share(r[k]) + spread[k] for k in ("G", "D", "P")]
     name, seeds, seconds = str(r["run"]), str(r["seeds"]), f"{r['seconds']:.1f}"
-    return [name, seeds, *scores, show.share(r["worst"]), *traffic, seconds, show.share(r["G_at_mb"])]
+    fleet = ["-" if r[k] is None else f"{r[k]:.3g}" for k in ("gflop", "fleet_seconds")]
+    at_budget = f"{show.share(r['G_at_mb'])}, {show.share(r['P_at_mb'])}"
+    return [name, seeds, *scores, show.share(r["worst"]), *traffic, *fleet, seconds, at_budget]

@@ -5,6 +5,7 @@ Order of precedence: defaults, then what the method sets, then the file, then `k
 
 import csv
 import json
+import math
 import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic import BaseModel, ValidationError
 
+from fedp3 import methods
 from fedp3.config.schema import METHODS, Config, Section
 from fedp3.errors import ConfigError
 from fedp3.lookup import suggestion
@@ -56,7 +58,7 @@ def parse(
         config = Config.model_validate(merged)
     except ValidationError as error:
         raise ConfigError("\n".join(f"{where}: {m}" for m in mistakes + _said(error))) from None
-    config, more = _read_files(config, folder)
+    config, more = _read_files(_others_under_ldp(config), folder)
     mistakes += more + _contradictions(config)
     if mistakes:
         raise ConfigError("\n".join(f"{where}: {m}" for m in mistakes))
@@ -134,6 +136,14 @@ def _read_files(config: Config, folder: Path) -> tuple[Config, list[str]]:
     return config.model_copy(update={"prune": section_}), []
 
 
+def _others_under_ldp(c: Config) -> Config:
+    """Layers outside L_i under LDP: where [plan] leaves it open, [privacy] decides."""
+    if not c.privacy.enabled or "others" in c.plan.model_fields_set:
+        return c
+    others = {"freeze": "freeze", "noise": "train"}[c.privacy.others]
+    return c.model_copy(update={"plan": c.plan.model_copy(update={"others": others})})
+
+
 def _contradictions(c: Config) -> list[str]:
     """Mistakes that no single key shows."""
     n, found = c.partition.clients, []
@@ -150,7 +160,16 @@ def _contradictions(c: Config) -> list[str]:
         found.append(f"[plan] layers: {c.plan.layers!r} is made for model resnet18, not {c.model.name}")
     if c.plan.layers == "prune-all" and c.prune.upload == "none":
         found.append("[plan] layers: 'prune-all' uploads pruned layers; set [prune] upload to 'kept' or 'zeros'")
-    return found
+    if c.privacy.enabled and c.plan.others == "train" and c.privacy.others == "freeze":
+        found.append(
+            "[plan] others: layers outside L_i that train without noise show in the next step's upload, which breaks "
+            "the guarantee; leave others out to freeze them, or set [privacy] others to 'noise' to noise them too"
+        )
+    return found + methods.clashes(c.parts, _around(c))
+
+
+def _around(c: Config) -> methods.Around:
+    return methods.Around(c.plan.layers, c.plan.head, c.prune.local, c.prune.physical, c.local.momentum)
 
 
 # --------------------------------------------------------------------------- writing
@@ -174,7 +193,7 @@ def template() -> str:
     What the method decides is commented out, so that changing the method is changing one line.
     """
     lines = ["# A fedp3 run.  Look at it with `fedp3 plan`, start it with `fedp3 run`.", ""]
-    config, decided = parse({}, START), ("plan", "prune", "aggregate")
+    config, decided = parse({}, START), ("plan", "prune", "upload", "aggregate", "hooks")
     lines += [f"method = {_toml(config.method)}  # {Config.model_fields['method'].description}"]
     for name, section in config:
         if isinstance(section, Section):
@@ -187,6 +206,10 @@ def template() -> str:
 
 
 def _toml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_toml(str(k))} = {_toml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, tuple | list):
         return "[" + ", ".join(_toml(v) for v in value) + "]"
+    if value == math.inf:
+        return "inf"
     return json.dumps(value)  # TOML's strings, numbers and booleans are written as JSON's

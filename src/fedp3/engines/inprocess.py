@@ -3,15 +3,17 @@
 Every client trains on one torch thread, so that its bits do not depend on how many work at once.
 """
 
+import math
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from time import monotonic
 
 import torch
 
-from fedp3.client import Recipe, Shard, local_update
+from fedp3.client import Job, Recipe, Shard, local_update, stacked_updates
+from fedp3.stacked import alike, most
 from fedp3.types import ClientState, Failure, Reply, Task
 
 
@@ -56,6 +58,27 @@ def attempt(recipe: Recipe, shard: Shard, task: Task, state: ClientState | None)
         return Failure(task.plan.client, task.t, f"{type(error).__name__}: {error} ({where})"), None
 
 
+def attempt_all(recipe: Recipe, jobs: Sequence[Job]) -> list[tuple[Reply, ClientState | None]]:
+    """The answers of clients that go together; if they fail together, each alone, so that no other pays for one."""
+    if len(jobs) > 1:
+        with suppress(Exception), one_thread():
+            return list(stacked_updates(recipe, jobs))
+    return [attempt(recipe, job.shard, job.task, job.state) for job in jobs]
+
+
+def together(recipe: Recipe, jobs: Sequence[Job], workers: int = 1) -> list[list[Job]]:
+    """Jobs sorted into those that are computed as one: stacks of clients that are alike, else each on its own."""
+    groups: dict[Hashable, list[Job]] = {}
+    for job in jobs:
+        key = alike(recipe, job.shard, job.task)
+        groups.setdefault(job.task.plan.client if key is None else key, []).append(job)
+    pieces = []
+    for group in groups.values():
+        size = min(most(recipe), math.ceil(len(group) / workers))
+        pieces += [group[k : k + size] for k in range(0, len(group), size)]
+    return pieces
+
+
 def too_late(task: Task, deadline: float) -> Failure:
     """The reply of a client that did not make it in time."""
     return Failure(task.plan.client, task.t, f"no answer within {deadline:g} s", late=True)
@@ -78,13 +101,13 @@ def sequential(
 
     def execute(tasks: Sequence[Task]) -> Iterator[Reply]:
         end = monotonic() + deadline
-        for task in tasks:
-            i = task.plan.client
-            if deadline > 0 and task.kind == "train" and monotonic() > end:
-                yield too_late(task, deadline)
+        jobs = [Job(shards[task.plan.client], task, kept.start(task)) for task in tasks]
+        for some in together(recipe, jobs):
+            if deadline > 0 and some[0].task.kind == "train" and monotonic() > end:
+                yield from (too_late(job.task, deadline) for job in some)
                 continue
-            reply, state = attempt(recipe, shards[i], task, kept.start(task))
-            kept.keep(i, state)
-            yield reply
+            for job, (reply, state) in zip(some, attempt_all(recipe, some), strict=True):
+                kept.keep(job.task.plan.client, state)
+                yield reply
 
     return Engine(execute, kept, lambda: None)

@@ -1,21 +1,22 @@
 """Clients over worker processes, one torch thread each.
 
-Workers start once and hold the net and the shared data.  A round's distinct tensors are laid into one block of shared
-memory that tasks point into, so a model is copied once per round and not once per client.  A worker that dies
-(out of memory, killed) is replaced and its task tried once more alone; if that fails too, that client failed.
+Workers start once and hold the net, the shards and the shared data.  What travels is pickled with its tensors laid
+into shared memory, each once: the server's into one block that lasts as long as the engine, so that a model is copied
+once per round and not once per client; a worker's answers into a block of their own that is let go when they have
+been added up.  A worker that dies (out of memory, killed) is replaced and its clients tried once more, each alone.
 """
 
-import contextlib
 import copy
+import io
 import multiprocessing
 import os
+import pickle  # how processes pass things to each other; nothing from outside comes this way
 import signal
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, replace
-from pickle import dumps  # how processes pass things to each other; nothing from outside comes this way
+from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any
 
@@ -23,22 +24,15 @@ import torch
 import torch.multiprocessing  # registers how tensors pass between processes
 from torch import Tensor
 
-from fedp3.client import Recipe, Shard
-from fedp3.engines.inprocess import Engine, States, attempt, too_late
+from fedp3.client import Job, Recipe, Shard
+from fedp3.engines.inprocess import Engine, States, attempt_all, together, too_late
 from fedp3.errors import InputError
-from fedp3.types import ClientState, ClientUpdate, Failure, Reply, Task
+from fedp3.types import ClientState, Failure, Reply, Task
 
-Place = tuple[int, tuple[int, ...]]  # where a tensor begins in the block, and its shape
+Answer = tuple[Reply, ClientState | None]
+Parcel = tuple[bytes, Tensor]  # a pickle, and the block its tensors lie in
+LINE = 64  # bytes of a cache line, where every tensor begins
 _here: dict[str, Any] = {}  # what a worker process holds
-
-
-@dataclass(frozen=True, slots=True)
-class _Packed:
-    """A task whose tensors lie in a shared block of float32."""
-
-    task: Task  # without weights
-    block: Tensor
-    places: Mapping[str, Place]
 
 
 def pool(
@@ -48,26 +42,42 @@ def pool(
     kept = states or States()
     recipe = _shared(recipe)
     executor = _start(recipe, shards, workers)
+    block = _new_block(0)
+
+    def room(size: int) -> Tensor:
+        nonlocal block
+        if size > len(block):
+            block = _new_block(size)
+        return block
 
     def execute(tasks: Sequence[Task]) -> Iterator[Reply]:
         nonlocal executor
-        unfinished = {task.plan.client: task for task in tasks}
-        packed = _pack(tasks)
-        starts = {task.plan.client: kept.start(task) for task in tasks}
-        try:
-            futures = [executor.submit(_work, p, starts[p.task.plan.client]) for p in packed]
-            for i, (reply, state) in _finished(futures, tasks, deadline):
-                del unfinished[i]
-                kept.keep(i, state)
+        jobs = [Job(shards[task.plan.client], task, kept.start(task)) for task in tasks]
+        unfinished = {job.task.plan.client: job for job in jobs}
+        groups = together(recipe, jobs, workers)
+
+        def take(some: Sequence[Job], answers: Sequence[Answer]) -> Iterator[Reply]:
+            for job, (reply, state) in zip(some, answers, strict=True):
+                del unfinished[job.task.plan.client]
+                kept.keep(job.task.plan.client, state)
                 yield reply
+
+        try:
+            parcels = lay([[(job.task, job.state) for job in some] for some in groups], room)
+            futures = [executor.submit(_work, parcel) for parcel in parcels]
+            for some, answers in _finished(futures, groups, deadline):
+                yield from take(some, answers)
         except BrokenProcessPool:
-            for p in packed:
-                if p.task.plan.client in unfinished:
-                    executor.shutdown(cancel_futures=True)
-                    executor = _start(recipe, shards, workers)
-                    reply, state = _alone(executor, p, starts[p.task.plan.client])
-                    kept.keep(p.task.plan.client, state)
-                    yield reply
+            executor = _again(executor, recipe, shards, workers)
+            for job in list(unfinished.values()):
+                (parcel,) = lay([[(job.task, job.state)]], _new_block)
+                try:
+                    answers = lift(executor.submit(_work, parcel).result())
+                except BrokenProcessPool:
+                    executor = _again(executor, recipe, shards, workers)
+                    why = "its process died twice (out of memory, or killed)"
+                    answers = [(Failure(job.task.plan.client, job.task.t, why), None)]
+                yield from take([job], answers)
 
     def close() -> None:
         executor.shutdown(wait=True, cancel_futures=True)
@@ -88,7 +98,7 @@ def _in_shared_memory(w: Tensor) -> Tensor:
 
 def _start(recipe: Recipe, shards: Mapping[int, Shard], workers: int) -> ProcessPoolExecutor:
     try:
-        dumps(recipe.net)
+        pickle.dumps(recipe.net)
     except Exception as error:
         raise InputError(f"workers > 1 need a net that can be pickled; this one cannot: {error}") from None
     context = multiprocessing.get_context("spawn")  # fork would copy locks that other threads hold
@@ -111,72 +121,102 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _work(packed: _Packed, state: ClientState | None) -> tuple[Reply, ClientState | None]:
-    weights = {n: packed.block[at : at + _numel(shape)].view(shape) for n, (at, shape) in packed.places.items()}
-    task = replace(packed.task, weights=weights)
-    return attempt(_here["recipe"], _here["shards"][task.plan.client], task, state)
+def _again(
+    executor: ProcessPoolExecutor, recipe: Recipe, shards: Mapping[int, Shard], workers: int
+) -> ProcessPoolExecutor:
+    executor.shutdown(cancel_futures=True)
+    return _start(recipe, shards, workers)
 
 
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
-
-
-def _pack(tasks: Sequence[Task]) -> list[_Packed]:
-    """Lay every distinct tensor of these tasks into one shared block."""
-    known: dict[int, tuple[int, Tensor]] = {}
-    end = 0
-    for task in tasks:
-        for w in task.weights.values():
-            if id(w) not in known:
-                known[id(w)] = (end, w)
-                end += w.numel()
-    block = _in_shared_memory(torch.empty(end))
-    for at, w in known.values():
-        block[at : at + w.numel()] = w.flatten()
-    return [
-        _Packed(
-            replace(task, weights={}),
-            block,
-            {n: (known[id(w)][0], tuple(w.shape)) for n, w in task.weights.items()},
-        )
-        for task in tasks
-    ]
-
-
-Answer = tuple[Reply, ClientState | None]
+def _work(parcel: Parcel) -> Parcel:
+    shards = _here["shards"]
+    jobs = [Job(shards[task.plan.client], task, state) for task, state in lift(parcel)]
+    (answers,) = lay([attempt_all(_here["recipe"], jobs)], _new_block)
+    return answers
 
 
 def _finished(
-    futures: Sequence["Future[Answer]"], tasks: Sequence[Task], deadline: float
-) -> Iterator[tuple[int, Answer]]:
+    futures: Sequence["Future[Parcel]"], groups: Sequence[Sequence[Job]], deadline: float
+) -> Iterator[tuple[Sequence[Job], Sequence[Answer]]]:
     """Answers as they come; those that miss the deadline are late."""
-    task_of = dict(zip(futures, tasks, strict=True))
-    timed = deadline > 0 and all(task.kind == "train" for task in tasks)
+    group_of = dict(zip(futures, groups, strict=True))
+    timed = deadline > 0 and all(job.task.kind == "train" for some in groups for job in some)
     end = monotonic() + deadline
     waiting = set(futures)
     while waiting:
         done, waiting = wait(waiting, max(0.0, end - monotonic()) if timed else None, FIRST_COMPLETED)
         for f in done:
-            yield task_of[f].plan.client, _own(f.result())
-        if not done:
+            yield group_of.pop(f), lift(f.result())
+        del done
+        if timed and monotonic() >= end:
             for f in waiting:
                 f.cancel()
-                yield task_of[f].plan.client, (too_late(task_of[f], deadline), None)
+                yield group_of[f], [(too_late(job.task, deadline), None) for job in group_of[f]]
             return
 
 
-def _own(answer: Answer) -> Answer:
-    """The answer in this process's own memory: shared tensors hold a file open each."""
-    reply, state = answer
-    if isinstance(reply, ClientUpdate):
-        reply = replace(reply, tensors={n: w.clone() for n, w in reply.tensors.items()})
-    if state is not None:
-        state = replace(state, tensors={n: w.clone() for n, w in state.tensors.items()})
-    return reply, state
+# --------------------------------------------------------------------------- tensors in shared memory
 
 
-def _alone(executor: ProcessPoolExecutor, packed: _Packed, state: ClientState | None) -> Answer:
-    with contextlib.suppress(BrokenProcessPool):
-        return _own(executor.submit(_work, packed, state).result())
-    i, t = packed.task.plan.client, packed.task.t
-    return Failure(i, t, "its process died twice (out of memory, or killed)"), None
+@dataclass(slots=True)
+class _Shelf:
+    """Where tensors will lie in a block: each once, however often it is named."""
+
+    places: dict[int, tuple[int, tuple[int, ...], torch.dtype]] = field(default_factory=dict)
+    tensors: list[Tensor] = field(default_factory=list)
+    size: int = 0
+
+
+class _Layer(pickle.Pickler):
+    """Puts tensors on a shelf instead of into the pickle (pickle asks for a class here)."""
+
+    def __init__(self, file: io.BytesIO, shelf: _Shelf) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self.shelf = shelf
+
+    def persistent_id(self, thing: Any) -> Any:
+        if not isinstance(thing, Tensor):
+            return None
+        shelf = self.shelf
+        if id(thing) not in shelf.places:
+            shelf.places[id(thing)] = (shelf.size, tuple(thing.shape), thing.dtype)
+            shelf.tensors.append(thing)
+            shelf.size += -(-thing.numel() * thing.element_size() // LINE) * LINE
+        return shelf.places[id(thing)]
+
+
+class _Lifter(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, block: Tensor) -> None:
+        super().__init__(file)
+        self.block = block
+
+    def persistent_load(self, place: Any) -> Tensor:
+        return _at(self.block, place)
+
+
+def _at(block: Tensor, place: tuple[int, tuple[int, ...], torch.dtype]) -> Tensor:
+    begin, shape, dtype = place
+    return block[begin : begin + torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
+
+
+def lay(things: Sequence[Any], room: Callable[[int], Tensor]) -> list[Parcel]:
+    """Each thing pickled, all their tensors in one shared block that `room` gives."""
+    shelf, texts = _Shelf(), []
+    for thing in things:
+        file = io.BytesIO()
+        _Layer(file, shelf).dump(thing)
+        texts.append(file.getvalue())
+    block = room(shelf.size)
+    for w in shelf.tensors:
+        _at(block, shelf.places[id(w)]).copy_(w)
+    return [(text, block) for text in texts]
+
+
+def lift(parcel: Parcel) -> Any:
+    """What was laid; its tensors stay in the block."""
+    text, block = parcel
+    return _Lifter(io.BytesIO(text), block).load()
+
+
+def _new_block(size: int) -> Tensor:
+    return _in_shared_memory(torch.empty(size, dtype=torch.uint8))

@@ -36,7 +36,9 @@ COLUMNS: Mapping[str, str] = {  # of the comparison: heading -> what it means
     "MB up": "clients to server, whole run",
     "MB down": "server to clients, whole run",
     "G at budget": "G when this much traffic was spent, up and down: what every run has spent",
-    "Time (s)": "whole run",
+    "GFLOP": "local training of one client, mean over clients, whole run",
+    "Fleet (s)": "the rounds on devices as capable as their keep: a model, not a measurement",
+    "Time (s)": "whole run, here",
     "Rejected": "updates refused",
 }
 
@@ -142,6 +144,8 @@ def _cells(row: Json, private: bool) -> list[tuple[str, str]]:
         traffic("up"),
         traffic("down"),
         (text.percent(row["G_at_mb"]), ""),
+        (text.number(row["gflop"]), ""),
+        (text.number(row["fleet_seconds"]), ""),
         (text.number(row["seconds"]), ""),
         (str(row["rejected"]), ""),
     ]

@@ -57,6 +57,9 @@ class Panel:
     rejected_note: str
     config: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...]  # section, (key, value, differs between runs)
     facts: tuple[tuple[str, str], ...]
+    guarantee: tuple[tuple[str, str], ...]  # of LDP: what gives its epsilon a meaning
+    warnings: tuple[str, ...]
+    unaccounted: tuple[str, ...]
     commands: tuple[tuple[str, str], ...]
 
 
@@ -89,6 +92,9 @@ def run_panel(runs: Sequence[Run], i: int, tips: dict[str, Any]) -> Panel:
         rejected_note=_rejected_note(run, len(listed.rows)),
         config=_config([r.seeds[0].config for r in runs], i),
         facts=_facts(run),
+        guarantee=_guarantee(seed),
+        warnings=tuple(v for k, v in seed.about.get("warnings", {}).items() if k != "W7"),
+        unaccounted=tuple((seed.about.get("privacy") or {}).get("unaccounted", ())),
         commands=_commands(run),
     )
 
@@ -235,7 +241,7 @@ def _config(configs: Sequence[Json], i: int) -> tuple[tuple[str, tuple[tuple[str
     return tuple(
         (section, tuple((key, _toml(v), differs(section, key)) for key, v in keys.items()))
         for section, keys in configs[i].items()
-        if isinstance(keys, Mapping)
+        if isinstance(keys, Mapping) and keys.get("enabled", True)
     )
 
 
@@ -258,6 +264,23 @@ def _facts(run: Run) -> tuple[tuple[str, str], ...]:
         shas = [("seeds", ", ".join(s for s, _ in each)), *((f"model sha256, seed {s}", h) for s, h in each)]
     versions = ", ".join(f"{name} {version}" for name, version in seed.about["versions"].items())
     return (*shas, ("config sha256", str(seed.about["digest"])), ("versions", versions), ("folder", str(run.folder)))
+
+
+def _guarantee(seed: Seed) -> tuple[tuple[str, str], ...]:
+    """What LDP promises a client of this run; empty without it."""
+    p: Json = seed.result.get("privacy") or seed.about.get("privacy") or {}
+    if not p:
+        return ()
+    spent = p.get("spent") or {}
+    shown = ", ".join(f"{k} {text.number(v)}" for k, v in spent.items()) or "the run is not finished"
+    names = ("delta", "adjacency", "sampling", "sample_rate", "noise_multiplier", "clip", "accountant", "randomness")
+    return (
+        ("ε over clients", shown),
+        ("ε allowed", "no limit" if p["epsilon"] is None else str(p["epsilon"])),
+        *((name.replace("_", " "), str(p[name])) for name in names),
+        ("steps", f"{p['steps_per_task']} a task, {p['allowed_steps']:,} allowed"),
+        ("protects", "each training record of a client, against all who see its uploads"),
+    )
 
 
 def _commands(run: Run) -> tuple[tuple[str, str], ...]:

@@ -169,6 +169,27 @@ def seconds(seed: Seed) -> float:
     return float(seed.result.get("seconds") or sum(e["seconds"] for e in seed.events))
 
 
+def client_gflop(seed: Seed) -> float | None:
+    """GFLOP of local training per client over the run, as the plans of the first round ask; None where not recorded."""
+    each = _by_client(seed, "gflop")
+    if each is None:
+        return None
+    return sum(each.get(str(i), 0.0) for e in seed.events for i in e["accepted"]) / len(each)
+
+
+def fleet_seconds(seed: Seed) -> float | None:
+    """How long the rounds would take on the fleet, each as long as its slowest client; None where not recorded."""
+    each = _by_client(seed, "seconds")
+    if each is None:
+        return None
+    return sum(max((each.get(str(i), 0.0) for i in e["sampled"]), default=0.0) for e in seed.events)
+
+
+def _by_client(seed: Seed, key: str) -> dict[str, float] | None:
+    each = {str(c["id"]): c.get(key) for c in seed.about["clients"]}
+    return None if not each or None in each.values() else {i: float(v) for i, v in each.items() if v is not None}
+
+
 def epsilon(seed: Seed) -> float | None:
     """The largest epsilon any client has spent; None without privacy."""
     return seed.result.get("epsilon_max")
@@ -231,18 +252,19 @@ def moved(run: Run, way: str) -> tuple[Stat | None, float | None]:
 def compare(folders: Iterable[Path]) -> list[dict[str, object]]:
     """One row per run: accuracies, traffic, time, epsilon, and accuracy at the MB every run has spent.
 
-    `budget_mb` is the smallest traffic, up and down, at which a seed was last evaluated; `G_at_mb` is read off the
-    curves of G by MB, between two evaluations on the straight line that joins them.
+    `budget_mb` is the smallest traffic, up and down, at which a seed was last evaluated; `G_at_mb`, `D_at_mb` and
+    `P_at_mb` are read off the curves by MB, between two evaluations on the straight line that joins them.  `gflop` is
+    what a client computed on average over the run, `fleet_seconds` what the rounds would take on the fleet.
     """
     return compare_runs(load_runs(folders))
 
 
 def compare_runs(runs: Sequence[Run]) -> list[dict[str, object]]:
     """`compare` for runs already read."""
-    curves = [[c for seed in run.seeds if (c := score_by_mb("G")(seed))] for run in runs]
-    budget = min((c[-1][1] for of in curves for c in of), default=None)
+    curves = [score_by_mb("G")(seed) for run in runs for seed in run.seeds]
+    budget = min((c[-1][1] for c in curves if c and c[-1][1] > 0), default=None)
     rows = []
-    for run, of in zip(runs, curves, strict=True):
+    for run in runs:
         row: dict[str, object] = {"run": run.name, "method": run.seeds[0].config["method"], "seeds": len(run.seeds)}
         for kind in KINDS:
             value = final(run, kind)
@@ -255,15 +277,24 @@ def compare_runs(runs: Sequence[Run]) -> list[dict[str, object]]:
             "seconds": mean(stat(map(seconds, run.seeds))),
             "epsilon_max": max((e for s in run.seeds if (e := epsilon(s)) is not None), default=None),
             "rejected": sum(len(rejections(s)) for s in run.seeds),
-            "G_at_mb": None if budget is None else mean(stat(at_mb(c, budget) for c in of)),
+            "gflop": mean(stat(map(client_gflop, run.seeds))),
+            "fleet_seconds": mean(stat(map(fleet_seconds, run.seeds))),
+            **{f"{kind}_at_mb": _at_budget(run, kind, budget) for kind in KINDS},
             "budget_mb": budget,
         }
         rows.append(row)
     return rows
 
 
+def _at_budget(run: Run, kind: str, budget: float | None) -> float | None:
+    curves = [score_by_mb(kind)(seed) for seed in run.seeds]
+    return None if budget is None else mean(stat(at_mb(c, budget) for c in curves if c))
+
+
 def at_mb(curve: Curve, budget: float) -> float | None:
-    """The height of a curve at this x, linear between its points; None outside them."""
+    """The height of a curve at this x, linear between its points; None outside them; where nothing moved, the last."""
+    if curve and curve[-1][1] == 0:
+        return curve[-1][2]
     for (_, x0, y0), (_, x1, y1) in pairwise(curve):
         if x0 <= budget <= x1:
             return y0 + (y1 - y0) * (budget - x0) / (x1 - x0) if x1 > x0 else y1

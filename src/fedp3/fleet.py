@@ -1,0 +1,68 @@
+"""What a round asks of a device, and how long it would take there: a model, not a measurement.
+
+A device of capacity c (its `keep`) computes and transfers at c times the pace of a whole one, which trains at
+10 GFLOP/s, receives 6.25 MB/s and sends 1.25 MB/s (50 and 10 Mbit/s): a phone on a mobile network.
+    seconds = MB down / (6.25 c) + GFLOP / (10 c) + MB up / (1.25 c);    a round takes as long as its slowest client
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fedp3.cost import Work, flops
+from fedp3.passes import only, steps_of
+from fedp3.prune import SELECTORS
+from fedp3.steps import Recipe
+from fedp3.types import ClientPlan, Pruning
+
+DRAWS = 8  # widths that stand for all of U[q_min, 1]
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a device does in a second."""
+
+    gflop: float = 10.0
+    mb_down: float = 6.25
+    mb_up: float = 1.25
+
+
+WHOLE = Device()
+
+
+def seconds(capacity: float, gflop: float, mb_down: float, mb_up: float, whole: Device = WHOLE) -> float:
+    """How long one client's part of a round takes on a device of this capacity."""
+    return (mb_down / whole.mb_down + gflop / whole.gflop + mb_up / whole.mb_up) / capacity
+
+
+def round_gflop(work: Work, plan: ClientPlan, recipe: Recipe, samples: int) -> float:
+    """GFLOP of one client's local training in one round: every pass, every step, forward and backward."""
+    layers, local, total = recipe.layers, recipe.local, 0.0
+    each = samples / math.ceil(samples / local.batch) if samples else 0.0  # mean size of a batch
+    for p in recipe.hooks.passes:
+        asked = only(plan, p, layers)
+        whole = flops(work, asked, layers, recipe.pruning)
+        drawn = [flops(work, narrow, layers, recipe.pruning) for narrow in _narrower(asked, recipe.pruning)]
+        per_example = math.fsum(drawn) / len(drawn) + (whole if recipe.hooks.distil else 0)
+        total += per_example * each * steps_of(local, samples, p.share)
+    return total / 1e9
+
+
+def _narrower(plan: ClientPlan, pruning: Pruning) -> Sequence[ClientPlan]:
+    """The plans that local pruning by whole units trains under, each as likely as the others."""
+    structured = SELECTORS[pruning.selector].units is not None and pruning.local.startswith("ordered")
+    if not structured:
+        return [plan]
+    most = max((p.keep for p in plan.layers.values() if p.send == "pruned"), default=1.0)
+    if isinstance(pruning.q, float | int):
+        shares = [float(pruning.q)]
+    elif pruning.q:
+        shares = [q / most for q in pruning.q if q <= most] if pruning.q_of == "whole" else list(pruning.q)
+    else:
+        shares = [pruning.q_min + (1 - pruning.q_min) * (k + 0.5) / DRAWS for k in range(DRAWS)]
+    return [_at(plan, q) for q in shares or [1.0]]
+
+
+def _at(plan: ClientPlan, q: float) -> ClientPlan:
+    layers = {l: replace(p, keep=p.keep * q) if p.send == "pruned" else p for l, p in plan.layers.items()}
+    return replace(plan, layers=layers)

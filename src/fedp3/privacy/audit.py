@@ -1,0 +1,311 @@
+"""Attacks on the code that runs: `client.local_update` as a black box, on neighbouring data.
+
+Neighbours are made-up records with and without one canary of huge gradient; its place is otherwise held by a record
+that counts as none, so sizes and denominators are equal.  From an upload u the adversary knows s = (W - u) b / γ, which
+one step makes sum_j clip(g_j) + N(0, z² C²):
+    A  without noise, the canary moves s by C a step             E  the sampler tosses one coin per record and step
+    B  noise is N(0, z² C²) on every coordinate, fresh each time F  many subsampled steps cost no more than claimed
+    C  the canary shifts the best projection of s by 1/z         G  the noise in uploads counts the steps of the ledger
+    D  no test tells neighbours apart better than epsilon        H  one upload with many canaries: no guess is too good
+Limits are six standard errors or error rates of 1e-7: correct code fails once in a million audits.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+from fedp3 import masks as M
+from fedp3.client import local_update
+from fedp3.data import Dataset
+from fedp3.layermap import layer_map
+from fedp3.plan import PlanRules, client_plans
+from fedp3.privacy import account
+from fedp3.privacy.bounds import binomial_tail, gaussian_lower
+from fedp3.privacy.ledger import Budget, Ledger
+from fedp3.privacy.mechanism import local_steps, private_batches
+from fedp3.prune import dispatch
+from fedp3.rng import Use, layers_draw_from, stream
+from fedp3.steps import Recipe, Shard
+from fedp3.types import ClientPlan, Local, Masks, Params, Private, Pruning, Task, Upload
+
+FAR = 6.0  # standard errors
+RECORDS, INPUTS = 24, 20
+DELTA = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: what was measured and what would have been right."""
+
+    part: str
+    what: str
+    measured: float
+    low: float
+    high: float
+
+    @property
+    def passed(self) -> bool:
+        """Whether the measured value is inside its limits."""
+        return self.low <= self.measured <= self.high
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """A client on made-up records; the last place is the canary's."""
+
+    recipe: Recipe
+    plan: ClientPlan
+    weights: Params
+    masks: Masks
+    with_canary: Tensor
+    without: Tensor
+    serial: list[int] = field(default_factory=lambda: [0])  # every update is a round of its own
+
+    def update(self, private: Private, canary: bool, steps: int = 1) -> dict[str, Tensor]:
+        """One upload's s: W - u, in units in which a record's clipped gradient has norm C."""
+        self.serial[0] += 1
+        x = self.with_canary if canary else self.without
+        data = replace(self.recipe.data, x=x)
+        local = replace(self.recipe.local, steps=steps, epochs=0, momentum=0.0, weight_decay=0.0, augment=False)
+        recipe = replace(self.recipe, data=data, local=local, private=private, chain=())
+        task = Task(self.serial[0], self.plan, self.weights, self.masks)
+        u = local_update(recipe, Shard(torch.arange(len(x)), torch.arange(1)), task, None)[0].tensors
+        scale = private.rate * len(x) / local.lr
+        return {n: (self.weights[n] - u[n]) * scale for n in u}
+
+
+def flat(tensors: Params) -> Tensor:
+    return torch.cat([w.flatten().double() for w in tensors.values()])
+
+
+def tiny(others: str, upload: Upload = "none") -> Bench:
+    """20-16-8-4 with the last two layers uploaded and the first pruned; `upload` makes what it does visible."""
+    with layers_draw_from(0, Use.INIT):
+        net = nn.Sequential(nn.Linear(INPUTS, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
+    layers = layer_map(net)
+    W = {n: w.detach().clone() for n, w in net.state_dict().items()}
+    data = Dataset("made up", torch.zeros(RECORDS, INPUTS), torch.arange(RECORDS) % 4, 4)
+    recipe = Recipe(net, layers, data, Local(lr=1.0), Pruning(), W, 0)
+    rules = PlanRules("opu1", others="train" if others == "noise" else "freeze", upload=upload)
+    plan = next(p for p in client_plans(rules, layers, [0.5] * 2, 0, 0) if "2" in p.whole)
+    return bench(recipe, plan)
+
+
+def bench(recipe: Recipe, plan: ClientPlan, records: int = RECORDS) -> Bench:
+    """This net and plan over made-up records."""
+    x = torch.randn((records, *recipe.data.x.shape[1:]), generator=stream(0, Use.AUDIT, 0))
+    without = x.clone()
+    x[-1], without[-1] = 1e3, math.nan  # a saturating record, and one that counts as none
+    data = replace(recipe.data, x=x, y=torch.arange(records) % recipe.data.classes, mean=(), std=(), crop=0, flip=False)
+    ((weights, masks),) = dispatch(recipe.initial, [plan], recipe.layers, recipe.pruning, 0, recipe.seed)
+    return Bench(replace(recipe, data=data), plan, weights, masks, x, without)
+
+
+# --------------------------------------------------------------------------- A to D: one step
+
+
+def sensitivity(b: Bench, C: float) -> list[Finding]:
+    """A."""
+    return [Finding("A", "a saturated record moves the sum by C", _moved(b, C, 1), 0.99 * _all_seen(b), 1.0001)]
+
+
+def drift(b: Bench, C: float) -> list[Finding]:
+    """A over two steps: what a record did to layers that stay at home must not come back through the others."""
+    return [Finding("A", "over two steps, by little more than 2 C", _moved(b, C, 2), 0, 2.2)]
+
+
+def _moved(b: Bench, C: float, steps: int) -> float:
+    quiet = Private(C, 0.0, 1.0)
+    return float((flat(b.update(quiet, True, steps)) - flat(b.update(quiet, False, steps))).norm()) / C
+
+
+def _all_seen(b: Bench) -> bool:
+    """Whether all that trains is uploaded; else part of a record's gradient stays at home."""
+    return all(p.upload != "none" for p in b.plan.layers.values() if p.train)
+
+
+def noise(b: Bench, private: Private, runs: int) -> list[Finding]:
+    """B."""
+    loud = replace(private, rate=1.0)
+    rest = b.update(replace(loud, noise=0.0), False)
+    draws = [b.update(loud, False) for _ in range(runs)]
+    unit = loud.noise * loud.clip
+    shapes, found, each = b.recipe.layers.shapes, [], []
+    for n in rest:
+        kept = M.as_bool(M.active(n, b.masks, b.recipe.layers), shapes[n])  # columns of pruned units do not train
+        r = torch.stack([(d[n] - rest[n])[kept].double() / unit for d in draws])  # (runs, coordinates)
+        spread = FAR * math.sqrt(2 / r.numel())
+        found.append(Finding("B", f"variance of the noise on {n}", float(r.square().mean()), 1 - spread, 1 + spread))
+        each.append(r)
+    on = torch.cat(each, 1)
+    silent = float((on == 0).double().mean())
+    found.append(Finding("B", "share of trained coordinates without noise", silent, 0, 1e-3))
+    found.append(Finding("B", "distance from the normal law (Kolmogorov-Smirnov)", _kolmogorov(on.flatten()), 0, 3.0))
+    for what, a, c in (("uploads", on[:-1], on[1:]), ("coordinates", on[:, :-1], on[:, 1:])):
+        z = float((a * c).mean()) * math.sqrt(a.numel())
+        found.append(Finding("B", f"correlation of the noise of neighbouring {what}", z, -FAR, FAR))
+    return found
+
+
+def _kolmogorov(x: Tensor) -> float:
+    x = x[torch.linspace(0, len(x) - 1, min(len(x), 20_000)).long()].sort().values
+    steps = torch.arange(1, len(x) + 1, dtype=torch.float64) / len(x)
+    return float((torch.special.ndtr(x) - steps).abs().max()) * math.sqrt(len(x))
+
+
+def _projections(b: Bench, private: Private, runs: int) -> tuple[Tensor, Tensor]:
+    """The canary's direction, read off uploads without and with it."""
+    quiet = replace(private, noise=0.0)
+    v = flat(b.update(quiet, True)) - flat(b.update(quiet, False))
+    v = v / v.norm() / private.clip
+    ins, outs = ([float(flat(b.update(private, c)) @ v) for _ in range(runs)] for c in (True, False))
+    return torch.tensor(outs, dtype=torch.float64), torch.tensor(ins, dtype=torch.float64)
+
+
+def _shift(outs: Tensor, ins: Tensor) -> tuple[float, float]:
+    """Distance of two samples in deviations, and its standard error."""
+    mu = float((ins.mean() - outs.mean()) / ((outs.var() + ins.var()) / 2).sqrt())
+    return mu, math.sqrt(2 / len(ins) + mu * mu / (4 * len(ins)))
+
+
+def game(b: Bench, private: Private, runs: int) -> list[Finding]:
+    """C and D: tell neighbours apart by the projection on the canary."""
+    one = replace(private, noise=1.0, rate=1.0)
+    outs, ins = _projections(b, one, runs)
+    mu, se = _shift(outs, ins)
+    claimed = account.epsilon({(1.0, 1.0): 1}, DELTA)
+    lower = gaussian_lower(outs.tolist(), ins.tolist(), DELTA)
+    least = (1 - FAR * se) * _all_seen(b)
+    return [
+        Finding("C", "shift by the canary after one step, z = 1", mu, least, 1 + FAR * se),
+        Finding("D", "epsilon that a test proves, one step, z = 1", lower, 0, claimed),
+    ]
+
+
+# --------------------------------------------------------------------------- E to G: many steps
+
+
+def sampler(private: Private, local: Local) -> list[Finding]:
+    """E."""
+    m, T, q = 200, 2000, private.rate
+    long = replace(local, steps=T, epochs=0)
+    drawn = list(private_batches(private, long, m, 0, 0, 0))
+    sizes = torch.tensor([len(rows) for rows in drawn], dtype=torch.float64)
+    counts = torch.bincount(torch.cat(drawn), minlength=m).double() if sizes.sum() else torch.zeros(m).double()
+    if q == 1:
+        return [Finding("E", "records in a step", float(sizes.min()), m, m)]
+    rate = FAR * math.sqrt(q * (1 - q) / (m * T))
+    found = [Finding("E", "share of records in a step", float(sizes.mean()) / m, q - rate, q + rate)]
+    for what, values, want in (
+        ("a step's size", sizes, m * q * (1 - q)),
+        ("how often a record is drawn", counts, T * q * (1 - q)),
+    ):
+        kurtosis = max(0.0, (1 - 6 * q * (1 - q)) / want)  # binomials of small mean have heavier tails
+        spread = FAR * math.sqrt((2 + kurtosis) / len(values))
+        found.append(Finding("E", f"variance of {what}", float(values.var()) / want, 1 - spread, 1 + spread))
+    return found
+
+
+def composition(b: Bench, private: Private, runs: int) -> list[Finding]:
+    """F: T subsampled steps, each seen by the adversary, against what they are said to cost."""
+    T, q, delta = 20, 0.1, 1e-3
+    private = replace(private, noise=1.0, rate=q)
+    quiet = replace(private, noise=0.0, rate=1.0)
+    v = flat(b.update(quiet, True)) - flat(b.update(quiet, False))
+    v = v / v.norm() / private.clip
+    records = torch.stack([flat(_alone(b, quiet, j)) for j in range(RECORDS - 1)]) @ v  # what others add, if drawn
+    center = float(records.mean()) * q * (RECORDS - 1)
+
+    def statistic(canary: bool) -> float:
+        seen = torch.stack([flat(b.update(private, canary)) for _ in range(T)]) @ v - center
+        return float(torch.log1p(q * torch.expm1(seen - 0.5)).sum())  # the best one if others added nothing
+
+    outs, ins = ([statistic(c) for _ in range(runs)] for c in (False, True))
+    claimed = account.epsilon({(1.0, q): T}, delta)
+    lower = gaussian_lower(outs, ins, delta)
+    return [Finding("F", f"epsilon that a test proves, {T} steps at rate {q:g}, z = 1", lower, 0, claimed)]
+
+
+def _alone(b: Bench, quiet: Private, j: int) -> dict[str, Tensor]:
+    """What record j adds by itself."""
+    alone = torch.full_like(b.without, math.nan)
+    alone[j] = b.without[j]
+    return replace(b, without=alone).update(quiet, False)
+
+
+def counted(b: Bench, budget: Budget, local: Local) -> list[Finding]:
+    """G: with no record ever drawn an upload is noise alone, and its energy counts the steps behind it."""
+    ledger, tasks = Ledger(budget), 12
+    steps = local_steps(local, budget.private)
+    private = replace(budget.private, noise=1.0, rate=1e-12)
+    energy, numbers = 0.0, 0
+    for t in range(tasks):
+        ledger.charge([0], t)
+        s = flat(b.update(private, False, steps)) / private.clip
+        energy += float(s.square().sum())
+        numbers = int((s != 0).sum())
+    charged = ledger.spent(0, tasks)
+    ratio, spread = energy / numbers / max(charged, 1), FAR * math.sqrt(2 / (numbers * tasks))
+    return [Finding("G", "noisy steps seen in uploads, per step charged", ratio, 1 - spread, 1 + spread)]
+
+
+# --------------------------------------------------------------------------- H: one upload
+
+
+def one_run(private: Private, canaries: int = 128) -> list[Finding]:
+    """H: each of many canaries is in or out by a coin; guess the surest half from one upload."""
+    b, C = tiny("freeze"), private.clip
+    rng = stream(0, Use.AUDIT, 1)
+    x = 30 * torch.randn(canaries, INPUTS, generator=rng)
+    data = replace(b.recipe.data, x=x, y=torch.randint(4, (canaries,), generator=rng))
+    inside = torch.rand(canaries, generator=rng) < 0.5
+    b = replace(
+        b, recipe=replace(b.recipe, data=data), with_canary=x, without=x.masked_fill(~inside[:, None], math.nan)
+    )
+    quiet = replace(private, noise=0.0, rate=1.0)
+    directions = torch.stack([flat(_alone(replace(b, without=x), quiet, j)) for j in range(canaries)]) / C
+    seen = flat(b.update(replace(private, noise=1.0, rate=1.0), False)) / C
+    gram = directions @ directions.T + torch.eye(canaries, dtype=torch.float64)
+    scores = torch.linalg.solve(gram, directions @ seen)  # who best explains the upload
+    order = scores.argsort()
+    k = canaries // 4
+    right = int((~inside[order[:k]]).sum() + inside[order[-k:]].sum())
+    claimed = account.epsilon({(1.0, 1.0): 1}, DELTA)
+    p = binomial_tail(right, 2 * k, math.exp(claimed) / (1 + math.exp(claimed))) + 2 * canaries * DELTA
+    return [Finding("H", f"chance of {right} right guesses of {2 * k} under epsilon {claimed:.2f}", p, 1e-7, 2.0)]
+
+
+# --------------------------------------------------------------------------- all of it
+
+
+@dataclass(frozen=True, slots=True)
+class Subject:
+    """What is audited: a run's mechanism, and the net and plan it is for."""
+
+    budget: Budget
+    local: Local
+    others: str
+    own: Bench | None = None  # the run's own net; the tiny one is always attacked
+
+
+def audit(subject: Subject, parts: str = "ABCDEFGH", runs: int = 300) -> list[Finding]:
+    """Run these parts; every finding must pass."""
+    p, small = subject.budget.private, tiny(subject.others)
+    loud = replace(p, noise=p.noise or 1.0)
+    work: Mapping[str, Callable[[], Sequence[Finding]]] = {
+        "A": lambda: [*sensitivity(small, p.clip), *drift(small, p.clip)],
+        "B": lambda: noise(tiny(subject.others, "kept") if subject.others == "noise" else small, loud, 60),
+        "C": lambda: game(small, p, runs),
+        "E": lambda: sampler(p, subject.local),
+        "F": lambda: composition(small, p, runs // 2),
+        "G": lambda: counted(small, subject.budget, subject.local),
+        "H": lambda: one_run(p),
+    }
+    found = [f for part in parts if part in work for f in work[part]()]
+    if subject.own is not None:
+        at_home = [*sensitivity(subject.own, p.clip), *noise(subject.own, loud, 2)]
+        found += [replace(f, what=f"{f.what}, in the run's own net") for f in at_home]
+    return sorted((f for f in found if f.part in parts), key=lambda f: f.part)

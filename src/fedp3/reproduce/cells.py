@@ -1,0 +1,154 @@
+"""A cell is one training run of a table: a bench (data set and net), a split, and a variant of the method.
+
+A cell and a protocol give a config, seed by seed.  Variants of one bench, split and seed share every stream (data,
+initial weights, batches), so that their differences are paired.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from fedp3.config import Config, parse
+from fedp3.lookup import pick
+
+Settings = dict[str, object]  # "section.key" -> value, as on the command line of `fedp3 run`
+SCORED = 10  # the score of a run is the mean of its last ten evaluations
+EVALUATIONS = 25  # evaluations a run aims at, so that the last ten fall into its last two fifths
+
+
+# --------------------------------------------------------------------------- data sets and nets
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """One data set on one net."""
+
+    name: str
+    stage: str  # benches of one stage are run together
+    paper: str  # the column of the paper that stands beside ours
+    settings: Settings
+    alpha: float = 0.5
+    classes: int = 5
+    protocols: tuple[str, ...] = ("desk",)
+    splits: tuple[str, ...] = ("classes", "dirichlet")
+    same_data: bool = True  # as the published column; else only differences compare
+
+
+def _net(data: str, model: str, size: int, **more: object) -> Settings:
+    """A data set with `size` samples a client on a net of a quarter width, 10 local steps."""
+    named = {f"{section}.{key}": value for where, value in more.items() for section, key in [where.split("_")]}
+    fixed = {"data.name": data, "model.name": model, "partition.sizes": size, "model.width": 0.25, "local.steps": 10}
+    return fixed | named
+
+
+EVERYWHERE = ("desk", "paper", "released")
+BENCHES: Mapping[str, Bench] = {  # in the order in which the desk runs them
+    b.name: b
+    for b in (
+        Bench("mnist-mlp", "A", "EMNIST-L", _net("mnist", "mlp", 700), same_data=False),
+        Bench("fashion-mlp", "A", "EMNIST-L", _net("fashion-mnist", "mlp", 700), same_data=False),
+        Bench("mnist-mlp-k90", "A90", "EMNIST-L", _net("mnist", "mlp", 700, local_steps=90), same_data=False),
+        Bench("fashion-mlp-k90", "A90", "EMNIST-L", _net("fashion-mnist", "mlp", 700, local_steps=90), same_data=False),
+        Bench("fashion-cnn", "B", "FMNIST", _net("fashion-mnist", "cnn", 700), protocols=EVERYWHERE),
+        Bench("fashion-cnn-k90", "B90", "FMNIST", _net("fashion-mnist", "cnn", 700, local_steps=90)),
+        Bench("cifar10-cnn", "C", "CIFAR10", _net("cifar10", "cnn", 600), protocols=EVERYWHERE),
+        Bench("cifar10-cnn-k90", "C90", "CIFAR10", _net("cifar10", "cnn", 600, local_steps=90)),
+        Bench("fashion-cnn-full", "D", "FMNIST", _net("fashion-mnist", "cnn", 700, local_steps=90, model_width=1.0)),
+        Bench("cifar10-cnn-full", "D", "CIFAR10", _net("cifar10", "cnn", 600, local_steps=90, model_width=1.0)),
+        Bench("cifar100-cnn", "E", "CIFAR100", _net("cifar100", "cnn", 600), 0.3, 15, EVERYWHERE),
+        # five classes a client are the default of the released code
+        Bench("cifar100-cnn-5", "E", "CIFAR100", _net("cifar100", "cnn", 600), 0.3, 5, ("released",), ("classes",)),
+        Bench("cifar10-resnet18", "F", "CIFAR10", _net("cifar10", "resnet18", 600, model_stem=7), 0.5, 5, EVERYWHERE),
+        Bench(
+            "cifar100-resnet18", "F", "CIFAR100", _net("cifar100", "resnet18", 600, model_stem=7), 0.3, 15, EVERYWHERE
+        ),
+        Bench("emnist-mlp", "G", "EMNIST-L", _net("emnist-l", "mlp", 560), protocols=("paper", "released")),
+    )
+}
+SPLITS: Mapping[str, str] = {"classes": "S1, class-wise", "dirichlet": "S2, Dirichlet"}
+
+
+# --------------------------------------------------------------------------- protocols
+
+
+@dataclass(frozen=True, slots=True)
+class Protocol:
+    """Fleet, length and scoring of every run."""
+
+    about: str
+    settings: Settings  # laid over the bench's
+    rounds: int
+    score: str  # the accuracy that is compared: G or P
+    seeds: int = 0  # per cell; 0: as many as the cell asks for
+    head_round: bool = False  # ends with a round in which only heads train
+
+
+_PAPER: Settings = {"partition.clients": 100, "local.epochs": 10, "local.lr": 0.01, "model.width": 1.0}
+PROTOCOLS: Mapping[str, Protocol] = {
+    "desk": Protocol(
+        "20 clients with the paper's data each, 10 local steps (90 on benches named k90), nets of a quarter width "
+        "(whole on those named full), 40 rounds",
+        {"partition.clients": 20}, 40, "G",
+    ),
+    "paper": Protocol("100 clients, 10 local epochs, 500 rounds", _PAPER, 500, "G", 1),
+    "released": Protocol(
+        "as the released code: own head uploaded but never sent, pruned weights grow back, own model scored",
+        _PAPER | {"plan.head": "personal_uploaded", "prune.hold": False}, 500, "P", 1, True,
+    ),
+}  # fmt: skip
+# Chosen by `fedp3 reproduce lr`, which records its scores in experiments/lr.json; other benches wait for theirs.
+LR: Mapping[str, float] = {"mnist-mlp": 0.2, "fashion-mlp": 0.2}
+UNCHOSEN = 0.05
+
+
+# --------------------------------------------------------------------------- cells
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One way to train, named as files are named."""
+
+    name: str
+    settings: Settings
+    seeds: int = 3
+    scan: bool = False  # asks which reading is meant; run after what the claims need
+    on: tuple[str, ...] = ()  # benches that run it; empty: all
+    splits: tuple[str, ...] = tuple(SPLITS)
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """A variant on a bench and a split."""
+
+    bench: Bench
+    split: str
+    variant: Variant
+
+    @property
+    def name(self) -> str:
+        """Also the path of its file and of its results."""
+        return f"{self.bench.name}/{self.split}/{self.variant.name}"
+
+
+def settings_of(cell: Cell, protocol: str, seed: int, rounds: int = 0) -> dict[str, object]:
+    """All that this cell sets; what comes later wins: bench, protocol, variant."""
+    rules = pick(PROTOCOLS, protocol, "protocol")
+    bench, T = cell.bench, rounds or rules.rounds
+    return {
+        **bench.settings,
+        "local.lr": LR.get(bench.name, UNCHOSEN),
+        "partition.kind": cell.split,
+        **({"partition.classes": bench.classes} if cell.split == "classes" else {"partition.alpha": bench.alpha}),
+        **rules.settings,
+        **cell.variant.settings,
+        "run.rounds": T,
+        "run.eval_every": max(1, T // EVALUATIONS),
+        "run.clients_per_round": 0,
+        "run.seed": seed,
+    }
+
+
+def config_of(cell: Cell, protocol: str, seed: int, rounds: int = 0, overrides: Sequence[str] = ()) -> Config:
+    """The config of one run."""
+    said = [f"{k}={json.dumps(v)}" for k, v in settings_of(cell, protocol, seed, rounds).items()]
+    return parse({}, [*said, *overrides], f"{cell.name} ({protocol})")

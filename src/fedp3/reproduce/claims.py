@@ -1,0 +1,192 @@
+"""The paper's claims, each as a contrast of rows that should lie in a range, judged from summaries.
+
+A contrast is sum_r c_r score_r, seed by seed; a claim holds where its 95 % interval lies inside the range, does not
+hold where it lies outside, and is not decided between.  Over several benches and splits the contrast is averaged
+seed by seed first.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import inf
+from statistics import fmean
+
+from fedp3.reproduce import published
+from fedp3.reproduce.cells import PROTOCOLS, SPLITS, Bench
+from fedp3.reproduce.stats import Interval, interval, judge
+from fedp3.reproduce.targets import TARGETS, Row, benches_of, places_of, runs_on
+from fedp3.reproduce.training import Found, scores
+
+Terms = Mapping[str, float]  # row label, with @split where splits are compared -> coefficient
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """One sentence of the paper that training can check."""
+
+    text: str
+    target: str
+    terms: Terms
+    low: float = -inf  # points
+    high: float = inf
+
+    @property
+    def want(self) -> str:
+        """The range in words."""
+        if self.low == -inf:
+            return f"below {self.high:g}"
+        return f"above {self.low:g}" if self.high == inf else f"{self.low:g} to {self.high:g}"
+
+
+def _about(value: float) -> tuple[float, float]:
+    """The range that counts as reproducing a number: half of it to twice it."""
+    ends = sorted((value / 2, value * 2))
+    return round(ends[0], 2), round(ends[1], 2)
+
+
+OVERLAP, PRUNING, LOCAL, MEANS, RESNET = (
+    "fig-overlap", "fig-global-pruning", "table-local-pruning", "fig-aggregation", "table-resnet",
+)  # fmt: skip
+GAP_07 = {"(a) uniform, q = 0.7": 1.0, "(a) ordered, q = 0.7": -1.0}
+GAP_09 = {"(a) uniform, q = 0.9": 1.0, "(a) ordered, q = 0.9": -1.0}
+CLAIMS: Sequence[Claim] = (
+    Claim("OPU3 is close to FedAvg (within 3 points)", OVERLAP, {"OPU3": 1, "FedAvg": -1}, low=-3),
+    Claim("OPU2 loses against FedAvg", OVERLAP, {"OPU2": 1, "FedAvg": -1}, high=0),
+    Claim("LowerB loses against OPU2: it is the lower bound", OVERLAP, {"LowerB": 1, "OPU2": -1}, high=0),
+    Claim("redrawing the layer of LowerB each round beats a fixed one (not in the paper)", OVERLAP,
+          {"LowerB, layers redrawn": 1, "LowerB": -1}, low=0),
+    Claim("freezing LowerB's other layers costs accuracy (not in the paper)", OVERLAP,
+          {"LowerB, others frozen": 1, "LowerB": -1}, high=0),
+    Claim("class-wise beats Dirichlet by about 3.55 points (OPU2 and LowerB)", OVERLAP,
+          {"OPU2@classes": 0.5, "LowerB@classes": 0.5, "OPU2@dirichlet": -0.5, "LowerB@dirichlet": -0.5},
+          *_about(3.55)),
+    Claim("FedCR-OPU3 loses little against FedCR (within 5 points)", OVERLAP, {"FedCR-OPU3": 1, "FedCR": -1}, low=-5),
+    *(
+        Claim(f"pruning to {keep} costs about {drop} points", PRUNING, {f"keep {keep}": 1, "keep 1.0 (FedAvg)": -1},
+              *_about(-drop))
+        for keep, drop in ((0.9, 5.43), (0.7, 12.86), (0.5, 27.76))
+    ),
+    *(
+        Claim(f"fixed beats uniform local pruning, p = {p}", LOCAL, {"Fixed": 1, f"(a) uniform, q = {p}": -1}, low=0)
+        for p in (0.9, 0.7)
+    ),
+    Claim("uniform beats ordered dropout, p = 0.9", LOCAL, GAP_09, low=0),
+    Claim("uniform beats ordered dropout, p = 0.7", LOCAL, GAP_07, low=0),
+    *(
+        Claim(f"uniform beats ordered dropout at equal density, p = {p} (not in the paper)", LOCAL,
+              {f"(a) uniform, q = {p}": 1, f"(a) matched, q = {p}": -1}, low=0)
+        for p in (0.9, 0.7)
+    ),
+    Claim("the lead of uniform over ordered dropout shrinks from p = 0.9 to 0.7", LOCAL,
+          GAP_07 | {label: -c for label, c in GAP_09.items()}, high=0),
+    *(
+        Claim(f"weighted beats simple averaging, {plan}", MEANS, {f"{plan} weighted": 1, f"{plan} simple": -1}, low=0)
+        for plan in ("OPU1-2-3", "OPU2-3")
+    ),
+    Claim("OPU2-3 beats OPU1-2-3", MEANS,
+          {"OPU2-3 simple": 0.5, "OPU2-3 weighted": 0.5, "OPU1-2-3 simple": -0.5, "OPU1-2-3 weighted": -0.5}, low=0),
+    Claim("attention beats simple averaging (named, not measured in the paper)", MEANS,
+          {"OPU1-2-3 attention": 0.5, "OPU2-3 attention": 0.5, "OPU1-2-3 simple": -0.5, "OPU2-3 simple": -0.5}, low=0),
+    Claim("leaving out parts of B2 or B3 costs little (within 2 points)", RESNET,
+          {"-B2 (part)": 0.5, "-B3 (part)": 0.5, "Full": -1}, low=-2),
+    Claim("leaving out B2 or B3 costs about 6.32 points", RESNET, {"-B2-B3 (full)": 1, "Full": -1}, *_about(-6.32)),
+    Claim("-B3 (part) is above Full", RESNET, {"-B3 (part)": 1, "Full": -1}, low=0),
+)  # fmt: skip
+
+
+# --------------------------------------------------------------------------- judging
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A claim on one bench and split."""
+
+    where: str
+    ours: Interval
+    published: float | None
+    verdict: str
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """A claim with our numbers; `ours` is None where it was not run."""
+
+    claim: Claim
+    ours: Interval | None
+    published: float | None  # of the same contrast, averaged over what the paper shows
+    verdict: str
+    parts: tuple[Part, ...]
+
+
+def findings(found: Found, protocol: str, kind: str = "") -> list[Finding]:
+    """Every claim, judged by the protocol's score or by another kind of accuracy."""
+    return [_judge(claim, found, protocol, kind or PROTOCOLS[protocol].score) for claim in CLAIMS]
+
+
+def _judge(claim: Claim, found: Found, protocol: str, kind: str) -> Finding:
+    parts, by_seed = [], []
+    for bench, split in _places(claim, protocol):
+        values = _contrast(claim, found, kind, bench, split)
+        if values:
+            ours = interval(list(values.values()))
+            where = bench.name + (f", {SPLITS[split]}" if split else "")
+            verdict = judge(ours, claim.low, claim.high)
+            parts.append(Part(where, ours, _published(claim, bench.paper, split), verdict))
+            by_seed.append(values)
+    theirs = _published_mean(claim)
+    if not parts:
+        return Finding(claim, None, theirs, "not run", ())
+    ours = interval(_pooled(by_seed))
+    return Finding(claim, ours, theirs, judge(ours, claim.low, claim.high), tuple(parts))
+
+
+def _pooled(by_seed: Sequence[Mapping[int, float]]) -> list[float]:
+    """The mean over places, seed by seed; a place with too few seeds is shown but would cost the others theirs."""
+    enough = min(3, max(len(v) for v in by_seed))
+    pooled = [v for v in by_seed if len(v) >= enough]
+    common = set.intersection(*(set(v) for v in pooled))
+    return [fmean(v[k] for v in pooled) for k in sorted(common)]
+
+
+def _places(claim: Claim, protocol: str) -> list[tuple[Bench, str]]:
+    """Where a claim is tested; one that compares splits is tested once a bench."""
+    target = TARGETS[claim.target]
+    across = any("@" in label for label in claim.terms)
+    return [(b, "") for b in benches_of(target, protocol)] if across else places_of(target, protocol)
+
+
+def _contrast(claim: Claim, found: Found, kind: str, bench: Bench, split: str) -> dict[int, float]:
+    """Seed -> value of the contrast, over seeds that have every row."""
+    each = []
+    for label, c in claim.terms.items():
+        name, _, own = label.partition("@")
+        row = _row(claim.target, name)
+        if row is None or not runs_on(row, bench, own or split):
+            return {}
+        each.append((c, scores(found, bench, own or split, row, kind)))
+    common = set.intersection(*(set(s) for _, s in each))
+    return {k: sum(c * s[k] for c, s in each) for k in sorted(common)}
+
+
+def _row(target: str, label: str) -> Row | None:
+    return next((r for r in TARGETS[target].rows if r.label == label), None)
+
+
+def _published(claim: Claim, column: str, split: str) -> float | None:
+    total = 0.0
+    for label, c in claim.terms.items():
+        name, _, own = label.partition("@")
+        row = _row(claim.target, name)
+        value = published.score(row.published if row else name, column, own or split)
+        if value is None:
+            return None
+        total += c * value
+    return total
+
+
+def _published_mean(claim: Claim) -> float | None:
+    """The contrast over everything the paper shows of it."""
+    across = any("@" in label for label in claim.terms)
+    splits = ("",) if across else tuple(SPLITS)
+    values = [_published(claim, column, split) for column in published.COLUMNS for split in splits]
+    known = [v for v in values if v is not None]
+    return fmean(known) if known else None

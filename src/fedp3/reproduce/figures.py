@@ -1,0 +1,122 @@
+"""The figures of the pages; matplotlib is imported only here, when a figure is asked for."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from fedp3.cost import communication_by_layer, deployed_by_layer
+from fedp3.reproduce import published
+from fedp3.reproduce.arithmetic import KEEPS, NETS, net_of
+from fedp3.reproduce.cells import PROTOCOLS, SPLITS, Bench
+from fedp3.reproduce.stats import Interval
+from fedp3.reproduce.targets import Row, Target, places_of, runs_on
+from fedp3.reproduce.training import Found, against, scores
+from fedp3.theory.figures import COLOURS, house_style, save
+
+Panel = tuple[Bench, str, Sequence[tuple[Row, Interval]]]
+Curve = tuple[str, Sequence[tuple[float, float]]]  # title, (keep, accuracy)
+ALPHAS = (0, 10, 20, 30, 40, 50)  # points
+
+
+def _grid(count: int, height: float) -> tuple[Any, list[Any]]:
+    import matplotlib.pyplot as plt
+
+    columns = min(count, 2)
+    lines = -(-count // columns)
+    figure, axes = plt.subplots(
+        lines, columns, figsize=(5.6 * columns, height * lines), layout="constrained", squeeze=False
+    )
+    flat = list(axes.flat)
+    for spare in flat[count:]:
+        spare.set_visible(False)
+    return figure, flat
+
+
+@house_style
+def parameters(out: Path) -> Path:
+    """Held parameters by trained layer and keep, and uploads, for the paper's four nets."""
+    figure, axes = _grid(len(NETS), 3.4)
+    for ax, data in zip(axes, NETS, strict=False):
+        net = net_of(data)
+        uploads = communication_by_layer(net)
+        for j, (l, up) in enumerate(uploads.items()):
+            held = [deployed_by_layer(net, r)[l] / 1e6 for r in KEEPS]
+            at = [k + (j - 1.5) * 0.18 for k in range(len(KEEPS) + 1)]
+            ax.bar(at, [*held, up / 1e6], 0.17, label=l, color=COLOURS[j])
+        ax.set_xticks(range(len(KEEPS) + 1), [*(f"held, keep {r}" for r in KEEPS), "uploaded"])
+        ax.set_title(data)
+        ax.set_ylabel("million parameters")
+        ax.set_ylim(0, 3.4)
+        ax.legend(title="trained with the head", ncols=len(uploads), loc="upper center")
+    return save(figure, out, "fig-parameters")
+
+
+def differences(name: str, target: Target, found: Found, protocol: str, out: Path) -> Path | None:
+    """Each row against the first: published, and ours with its paired interval; None where nothing was run."""
+    kind = PROTOCOLS[protocol].score
+    each = [(b, s, _shown(target, found, b, s, kind)) for b, s in places_of(target, protocol)]
+    panels = [panel for panel in each if panel[2]]
+    return _draw_differences(name, target, panels, out) if panels else None
+
+
+@house_style
+def _draw_differences(name: str, target: Target, panels: Sequence[Panel], out: Path) -> Path:
+    figure, axes = _grid(len(panels), 1.2 + 0.32 * max(len(shown) for _, _, shown in panels))
+    for ax, panel in zip(axes, panels, strict=False):
+        _difference_panel(ax, target, panel)
+    axes[0].legend(loc="best")
+    return save(figure, out, name)
+
+
+def _shown(target: Target, found: Found, bench: Bench, split: str, kind: str) -> list[tuple[Row, Interval]]:
+    another_reading = [r for r in target.rows if r.variant.scan and r.published]  # these are in the tables
+    rows = [r for r in target.rows[1:] if runs_on(r, bench, split) and r not in another_reading]
+    pairs = [(r, against(found, bench, split, r, target.rows[0], kind)) for r in rows]
+    return [(r, d) for r, d in pairs if d is not None]
+
+
+def _difference_panel(ax: Any, target: Target, panel: Panel) -> None:
+    bench, split, shown = panel
+    first = published.score(target.rows[0].published, bench.paper, split)
+    for y, (row, d) in enumerate(shown):
+        reach = None if d.low is None or d.high is None else [[d.mean - d.low], [d.high - d.mean]]
+        ax.errorbar(d.mean, y, xerr=reach, fmt="o", color=COLOURS[0], label="ours" if y == 0 else None, capsize=3)
+        theirs = published.score(row.published, bench.paper, split)
+        if theirs is not None and first is not None:
+            mark = "published" if y == 0 else None
+            ax.plot(theirs - first, y, "D", mfc="none", color=COLOURS[1], label=mark)
+    ax.axvline(0, color="0.6", lw=1)
+    ax.set_yticks(range(len(shown)), [row.label for row, _ in shown])
+    ax.invert_yaxis()
+    ax.set_xlabel(f"points against {target.rows[0].label}")
+    ax.set_title(f"{bench.name}, {SPLITS[split]}")
+
+
+def trade_off(target: Target, found: Found, protocol: str, out: Path) -> Path | None:
+    """Accuracy + alpha / r over alpha: the larger alpha, the smaller the ratio that wins."""
+    curves = _trade_offs(target, found, protocol, PROTOCOLS[protocol].score)
+    return _draw_trade_off(curves, out) if curves else None
+
+
+@house_style
+def _draw_trade_off(curves: Sequence[Curve], out: Path) -> Path:
+    figure, axes = _grid(len(curves), 3.4)
+    for ax, (title, points) in zip(axes, curves, strict=False):
+        for j, (r, acc) in enumerate(points):
+            ax.plot(ALPHAS, [acc + alpha * (1 / r - 1) for alpha in ALPHAS], color=COLOURS[j], label=f"keep {r}")
+        ax.set_title(title)
+        ax.set_xlabel("alpha, points")
+        ax.set_ylabel("accuracy + alpha (1/r - 1)")
+    axes[0].legend()
+    return save(figure, out, "fig-global-pruning-trade-off")
+
+
+def _trade_offs(target: Target, found: Found, protocol: str, kind: str) -> list[Curve]:
+    curves: list[Curve] = []
+    for bench, split in places_of(target, protocol):
+        means = [scores(found, bench, split, row, kind) for row in target.rows[:4]]  # keep 1.0, 0.9, 0.7, 0.5
+        if all(means):
+            accs = [fmean(m.values()) for m in means]
+            curves.append((f"{bench.name}, {SPLITS[split]}", list(zip((1.0, *KEEPS), accs, strict=True))))
+    return curves

@@ -1,0 +1,160 @@
+"""The pages in docs/reproduce, made from summaries alone: one for each target, and one of the claims."""
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from statistics import median
+
+from fedp3.record import write_atomic
+from fedp3.reproduce import figures
+from fedp3.reproduce.arithmetic import ARITHMETIC, Numbers, upload_by_fleet
+from fedp3.reproduce.cells import BENCHES, PROTOCOLS, SCORED
+from fedp3.reproduce.claims import Finding, findings
+from fedp3.reproduce.tables import Table, markdown, number
+from fedp3.reproduce.targets import TARGETS, benches_of
+from fedp3.reproduce.training import Found, nearest_reading, progress, tables
+
+MADE = "Made by `fedp3 reproduce {name}`; do not edit."
+
+
+def _write(path: Path, blocks: Sequence[str]) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, ("\n\n".join(block.strip() for block in blocks if block) + "\n").encode())
+    return path
+
+
+def _picture(path: Path | None, about: str) -> str:
+    return f"![{about}]({path.name})" if path else ""
+
+
+def arithmetic_page(name: str, numbers: Numbers, docs: Path) -> Path:
+    """The page of a target that needs no training."""
+    target = ARITHMETIC[name]
+    picture = figures.parameters(docs) if name == "fig-parameters" else None
+    blocks = [f"# {target.title}", MADE.format(name=name), _picture(picture, target.title)]
+    return _write(docs / f"{name}.md", [*blocks, *(markdown(t) for t in target.tables(numbers))])
+
+
+def training_page(name: str, found: Found, protocol: str, docs: Path) -> Path:
+    """The page of a training target."""
+    target = TARGETS[name]
+    done, planned = progress(target, found, protocol)
+    kind = PROTOCOLS[protocol].score
+    blocks = [
+        f"# {target.title}",
+        MADE.format(name=name),
+        f"{target.about[0].upper()}{target.about[1:]}. Protocol {protocol}: {PROTOCOLS[protocol].about}. {done} of "
+        f"{planned} runs are finished; a score is the mean of the last {SCORED} evaluations of {kind}, in percent, "
+        "means over seeds; differences are paired by seed.",
+        _picture(figures.differences(name, target, found, protocol, docs), f"{target.title}: published and ours"),
+    ]
+    if name == "fig-global-pruning":
+        blocks += _pruning_blocks(found, protocol, docs)
+    return _write(docs / f"{name}.md", [*blocks, *(markdown(t) for t in tables(target, found, protocol))])
+
+
+def _pruning_blocks(found: Found, protocol: str, docs: Path) -> Iterator[str]:
+    """Which reading comes nearest to the published drops, and the trade-off of size and accuracy."""
+    target = TARGETS["fig-global-pruning"]
+    yield _picture(figures.trade_off(target, found, protocol, docs), "Size against accuracy")
+    for bench in benches_of(target, protocol):
+        rows = [[name, number(error)] for name, error in nearest_reading(target, found, protocol, bench)]
+        if len(rows) > 1:
+            yield markdown(
+                Table(
+                    f"{bench.name}: which reading gives the published drops",
+                    ["selector, mask, upload, score", "distance, points"],
+                    rows,
+                    (f"Root mean square over keep 0.9, 0.7, 0.5, class-wise, against {bench.paper}.",),
+                )
+            )
+
+
+# --------------------------------------------------------------------------- the claims
+
+
+def claims_page(found: Found, protocol: str, docs: Path) -> Path:
+    """Every claim in one line, then where each was tested."""
+    kind = PROTOCOLS[protocol].score
+    judged = findings(found, protocol)
+    blocks = [
+        "# The paper's claims, tested",
+        MADE.format(name="claims"),
+        f"Protocol {protocol}: {PROTOCOLS[protocol].about}, all participating. A claim is a difference of scores in "
+        "points; it *holds* if the 95 % interval over seeds, paired, lies in the wanted range, *does not hold* if it "
+        "lies outside, and is *not decided* between. A claimed size counts as reproduced from half of it to twice it. "
+        f"What may lie behind the differences: [differences.md]({'' if protocol == 'desk' else '../'}differences.md).",
+        f"Scores are means of the last {SCORED} evaluations of {kind}. The paper does not say which model it scored, "
+        f"so the same difference stands beside it by {_other(kind)} (G: the server's model, P: a client's own after "
+        "local training).",
+        "To repeat: `fedp3 reproduce all`, or `fedp3 reproduce NAME --bench BENCH` for a part of it, then "
+        "`fedp3 reproduce claims`. What is finished is read, not run again.",
+        markdown(claim_table(found, protocol)),
+        markdown(_counted_table(found, protocol)),
+        markdown(_part_table(judged)),
+        markdown(_progress_table(found, protocol)),
+        markdown(_time_table(found)),
+        "Pages: " + ", ".join(f"[{name}]({name}.md)" for name in (*ARITHMETIC, *TARGETS)) + ".",
+    ]
+    return _write(docs / "README.md", blocks)
+
+
+def _other(kind: str) -> str:
+    return {"G": "P", "P": "G"}[kind]
+
+
+def claim_table(found: Found, protocol: str) -> Table:
+    """A line for each claim."""
+    kind = PROTOCOLS[protocol].score
+    also = {f.claim.text: f.ours for f in findings(found, protocol, _other(kind))}
+    rows = [
+        [
+            f.claim.text,
+            f.verdict,
+            f.claim.want,
+            number(f.published, sign=True),
+            f.ours.text() if f.ours else "-",
+            other.text() if (other := also[f.claim.text]) else "-",
+            str(f.ours.seeds) if f.ours else "0",
+            str(len(f.parts)),
+        ]
+        for f in findings(found, protocol)
+    ]
+    columns = ["claim", "verdict", "wanted", "published", f"ours, {kind} [95 %]", _other(kind), "seeds", "places"]
+    return Table("Claims that training tests", columns, rows, words=3)
+
+
+def _part_table(judged: Sequence[Finding]) -> Table:
+    rows = [
+        [f.claim.text, p.where, p.verdict, number(p.published, sign=True), p.ours.text(), str(p.ours.seeds)]
+        for f in judged
+        for p in f.parts
+    ]
+    return Table("Place by place", ["claim", "where", "verdict", "published", "ours [95 %]", "seeds"], rows, words=3)
+
+
+def _counted_table(found: Found, protocol: str) -> Table:
+    uploads = upload_by_fleet()
+    same = "holds" if len(set(uploads.values())) == 1 else "does not hold"
+    by_fleet = ", ".join(f"n = {n}: {v:,.0f}" for n, v in uploads.items())
+    halved = next(f for f in findings(found, protocol) if f.claim.text.startswith("pruning to 0.5"))
+    theirs, ours = (number(-d) if d else "-" for d in (halved.published, halved.ours and halved.ours.mean))
+    crossing = f"by construction: keep 0.5 overtakes 1.0 at alpha = {theirs} points (published), {ours} (ours)"
+    rows = [
+        ["a client's communication does not depend on n", same, f"{by_fleet} parameters up (LowerB, CIFAR10 net)"],
+        ["a larger alpha favours small ratios", "holds", crossing],
+    ]
+    return Table("Claims that counting tests", ["claim", "verdict", "numbers"], rows, words=3)
+
+
+def _progress_table(found: Found, protocol: str) -> Table:
+    rows = [[name, *map(str, progress(target, found, protocol))] for name, target in TARGETS.items()]
+    return Table("What is finished", ["target", "runs finished", "runs planned"], rows)
+
+
+def _time_table(found: Found) -> Table:
+    seconds: dict[str, list[float]] = {}
+    for runs in found.values():
+        for s in runs.values():
+            seconds.setdefault(s.cell.partition("/")[0], []).append(s.seconds)
+    rows = [[b, number(median(seconds[b]), 0), str(len(seconds[b]))] for b in BENCHES if b in seconds]
+    return Table("Seconds for one run on one thread", ["bench", "median", "runs"], rows)

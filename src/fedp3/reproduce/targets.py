@@ -1,0 +1,194 @@
+"""The training targets: which cells make up each table or figure of the paper, and what stands beside them.
+
+To add a column, add a `Row`: its cells are run, shown and compared like the others.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import product
+
+from fedp3.reproduce.cells import BENCHES, PROTOCOLS, SPLITS, Bench, Cell, Settings, Variant
+
+Q_GRID = (0.2, 0.4, 0.6, 0.8, 1.0)  # FjORD's
+DEEP = tuple(b for b in BENCHES if "-mlp" not in b)  # nets with more than three hidden layers: OPU3 is not FedAvg
+SHORT = ("mnist-mlp", "fashion-mlp", "fashion-cnn", "cifar10-cnn", "cifar100-cnn")  # every target runs on these
+SCANNED = ("fashion-mlp", "cifar10-cnn")  # where readings are told apart
+LONG = tuple(b for b in BENCHES if b not in SHORT and "resnet" not in b)
+RESNETS = ("cifar10-resnet18", "cifar100-resnet18")
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of a table."""
+
+    label: str
+    variant: Variant
+    published: str = ""  # its row in `published`; empty: the paper has none
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One table or figure."""
+
+    title: str
+    about: str
+    rows: tuple[Row, ...]  # the first is what the others are compared with
+    benches: tuple[str, ...] = SHORT
+    splits: tuple[str, ...] = ("classes", "dirichlet")
+
+
+# --------------------------------------------------------------------------- variants
+
+FEDAVG = Variant("fedavg", {"method": "fedavg", "plan.head": "shared"}, seeds=5)
+
+
+def layers(plan: str, suffix: str = "", more: Settings | None = None) -> Variant:
+    """A choice of L_i at keep 0.9."""
+    settings = {"plan.layers": plan, "prune.keep": 0.9, **(more or {})}
+    return Variant(plan + suffix, settings, on=DEEP if plan == "opu3" else ())
+
+
+def pruned(keep: float, suffix: str = "", more: Settings | None = None) -> Variant:
+    """Every layer but the head pruned on the way down, what was kept comes back."""
+    settings = {"plan.layers": "prune-all", "prune.keep": keep, "prune.upload": "kept", **(more or {})}
+    return Variant(f"prune-{keep}{suffix}", settings, seeds=5 if keep == 0.9 and not suffix else 3)
+
+
+def scan(variant: Variant, on: Sequence[str] = SCANNED, splits: tuple[str, ...] = tuple(SPLITS)) -> Variant:
+    """The same, run after what the claims need, and on these benches only."""
+    return replace(variant, scan=True, on=tuple(b for b in on if not variant.on or b in variant.on), splits=splits)
+
+
+# --------------------------------------------------------------------------- the tables
+
+
+def _overlap() -> Iterator[Row]:
+    yield Row("FedAvg", FEDAVG, "FedAvg")
+    plans = {"opu3": "OPU3", "opu2": "OPU2", "lowerb": "LowerB"}
+    for plan, label in plans.items():
+        yield Row(label, layers(plan), label)
+    for plan, label in plans.items():
+        yield Row(f"{label}, others frozen", scan(layers(plan, "-frozen", {"plan.others": "freeze"}), SHORT))
+        yield Row(f"{label}, layers redrawn", scan(layers(plan, "-redrawn", {"plan.redraw": True}), SHORT))
+        yield Row(f"{label}, keep 1.0", scan(layers(plan, "-keep-1.0", {"prune.keep": 1.0})))
+
+
+def _pruning() -> Iterator[Row]:
+    yield Row("keep 1.0 (FedAvg)", FEDAVG, "FedAvg")
+    keeps = (0.9, 0.7, 0.5)
+    for keep in keeps:
+        yield Row(f"keep {keep}", pruned(keep), f"keep {keep}")
+    readings = product(("magnitude", "random"), (True, False), ("kept", "zeros"))
+    next(readings)  # the first is what stands above
+    for (selector, hold, upload), keep in product(readings, keeps):
+        suffix = f"-{selector}-{'held' if hold else 'free'}-{upload}"
+        variant = pruned(keep, suffix, {"prune.selector": selector, "prune.hold": hold, "prune.upload": upload})
+        label = f"keep {keep}, {selector}, {'held' if hold else 'not held'}, {upload}"
+        yield Row(label, scan(variant, splits=("classes",)), f"keep {keep}")
+
+
+WAYS: Mapping[str, tuple[str, str]] = {  # name -> local pruning, row of the paper
+    "uniform": ("uniform", "Uniform"),
+    "ordered": ("ordered_dropout", "Ordered"),
+    "matched": ("ordered_matched", ""),  # ordered dropout at uniform's density
+}
+
+
+def _local() -> Iterator[Row]:
+    """Three readings of p: (a) a constant local share, (b) the global share under q ~ U[q_min, 1], (c) FjORD's grid."""
+    yield Row("Fixed", pruned(0.9), "keep 0.9")
+    for p, (name, (way, row)) in product((0.9, 0.7), WAYS.items()):
+        published = f"{row} {p}" if row else ""
+        a = pruned(0.9, f"-local-a-{name}-{p}", {"prune.local": way, "prune.q": p})
+        yield Row(f"(a) {name}, q = {p}", a if row else scan(a), published)
+        b = pruned(p, f"-local-b-{name}", {"prune.local": way})
+        yield Row(f"(b) {name}, keep {p}", scan(b), published)
+    yield Row("(b) Fixed, keep 0.7", pruned(0.7), "keep 0.7")
+    for name, (way, _) in WAYS.items():
+        c = pruned(0.9, f"-local-c-{name}", {"prune.local": way, "prune.q": list(Q_GRID)})
+        yield Row(f"(c) {name}, FjORD's grid", scan(c))
+
+
+def _aggregation() -> Iterator[Row]:
+    for plan, label in (("opu1-2-3", "OPU1-2-3"), ("opu2-3", "OPU2-3")):
+        for rule in ("simple", "weighted", "attention"):
+            variant = replace(layers(plan, f"-{rule}", {"aggregate.rule": rule}), seeds=5)
+            named_only = rule == "attention"  # the paper does not measure it
+            row = f"{label} {rule}"
+            yield Row(row, scan(variant, SHORT) if named_only else variant, "" if named_only else row)
+
+
+def _resnet() -> Iterator[Row]:
+    yield Row("Full", pruned(0.9), "Full")
+    yield Row("FedAvg, unpruned", FEDAVG)
+    for plan, label in (
+        ("resnet-no-b2-b3", "-B2-B3 (full)"),
+        ("resnet-b2-part", "-B2 (part)"),
+        ("resnet-b3-part", "-B3 (part)"),
+    ):
+        yield Row(label, layers(plan), label)
+
+
+EPSILONS = ("inf", 8, 4, 2, 1)  # inf: every record's gradient is clipped, no noise is added
+
+
+def _ldp() -> Iterator[Row]:
+    """What LDP costs; the layers outside L_i are frozen, as nothing may leave without noise."""
+    frozen: Settings = {"plan.others": "freeze"}
+    yield Row("no LDP", scan(layers("opu2", "-frozen", frozen), SHORT))
+    for epsilon in EPSILONS:
+        rules = {"privacy.enabled": True, "privacy.epsilon": epsilon, "privacy.randomness": "seeded"}
+        yield Row(f"epsilon {epsilon}", scan(layers("opu2", f"-ldp-{epsilon}", frozen | rules), SHORT))
+
+
+TARGETS: Mapping[str, Target] = {
+    "fig-overlap": Target(
+        "Layer overlap", "FedAvg against three, two and one trained layers per client", tuple(_overlap()), SHORT + LONG
+    ),
+    "fig-global-pruning": Target(
+        "Global pruning", "every layer but the head pruned on the way down", tuple(_pruning()), (*SHORT, "emnist-mlp")
+    ),
+    "table-local-pruning": Target(
+        "Local pruning", "fixed, uniform and ordered dropout per step", tuple(_local()), (*SHORT, "emnist-mlp")
+    ),
+    "fig-aggregation": Target("Aggregation", "how layers of unequal clients are averaged", tuple(_aggregation())),
+    "ldp": Target(
+        "LDP-FedP3",
+        "accuracy of OPU2 against epsilon, noise from the seed (a simulation); the paper has no numbers",
+        tuple(_ldp()),
+    ),
+    "table-resnet": Target("ResNet18", "leaving out blocks", tuple(_resnet()), RESNETS, ("classes",)),
+}
+
+
+# --------------------------------------------------------------------------- cells of a target
+
+
+def benches_of(target: Target, protocol: str) -> list[Bench]:
+    """The benches a target runs on under a protocol, in running order."""
+    return [b for b in BENCHES.values() if b.name in target.benches and protocol in b.protocols]
+
+
+def places_of(target: Target, protocol: str) -> list[tuple[Bench, str]]:
+    """Benches and splits of a target under a protocol, in running order."""
+    return [(b, s) for b in benches_of(target, protocol) for s in target.splits if s in b.splits]
+
+
+def runs_on(row: Row, bench: Bench, split: str) -> bool:
+    """Whether this row is run there."""
+    return (not row.variant.on or bench.name in row.variant.on) and split in row.variant.splits
+
+
+def cells_of(target: Target, protocol: str) -> Iterator[Cell]:
+    """Every cell of a target."""
+    for bench, split in places_of(target, protocol):
+        yield from (Cell(bench, split, row.variant) for row in target.rows if runs_on(row, bench, split))
+
+
+def queue(targets: Sequence[Target], protocol: str, benches: Sequence[str], seeds: int = 0) -> list[tuple[Cell, int]]:
+    """Cells and seeds in running order: stage by stage, seed by seed, what the claims need before the scans."""
+    cells = {c.name: c for t in targets for c in cells_of(t, protocol) if not benches or c.bench.name in benches}
+    fixed = seeds or PROTOCOLS[protocol].seeds
+    runs = [(c, seed) for c in cells.values() for seed in range(fixed or c.variant.seeds)]
+    place = {name: i for i, name in enumerate(cells)}
+    return sorted(runs, key=lambda r: (r[0].bench.stage, r[1], r[0].variant.scan, place[r[0].name]))

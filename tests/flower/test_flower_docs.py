@@ -1,0 +1,149 @@
+"""Everything docs/flower.md shows works as it stands."""
+
+import contextlib
+import os
+import re
+import runpy
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("flwr")
+
+from fedp3 import record
+from fedp3.engines.flower.cluster import free_port
+from flower.fakes import FakeGrid, in_a_run
+
+from flwr.app import Context, RecordDict  # isort: skip
+
+PAGE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
+INSTALL = "pip install 'fedp3[flower]'"  # done: this file was not skipped
+SIMULATION = [
+    "fedp3 init my.toml",
+    "fedp3 run my.toml run.rounds=3 --out runs/here",
+    "fedp3 run my.toml run.rounds=3 --out runs/flower --engine flower",
+    "fedp3 compare runs/here runs/flower",
+    "fedp3 resume runs/flower --engine flower",
+]
+APP = "fedp3 flower app myapp --config my.toml partition.clients=3 run.clients_per_round=0 run.rounds=2"
+UP = "fedp3 flower up --nodes 3"
+RUN = ["FLWR_HOME=$PWD/flower/home flwr run myapp up --stream", "fedp3 report myapp/run"]
+RESUME = "FLWR_HOME=$PWD/flower/home flwr run myapp up --stream --run-config 'resume=true'"
+SECURE_UP = "fedp3 flower up --nodes 0 --tls --host $SERVER --port $PORT"
+KEY = "fedp3 flower key node-0"
+REGISTER = "FLWR_HOME=$PWD/flower/home flwr supernode register node-0.pub up"
+NODE = (
+    "flower-supernode --superlink $SERVER:$PORT --root-certificates ca.crt --auth-supernode-private-key node-0 "
+    "--node-config 'partition-id=0 capacity=0.5 folder=\"kept\"'"
+)
+SECONDS = 1800
+
+
+def test_every_command_of_the_page_is_run_by_a_test_of_this_file():
+    shown = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.strip().splitlines()]
+    assert shown == [INSTALL, *SIMULATION, APP, UP, *RUN, RESUME, SECURE_UP, KEY, REGISTER, NODE]
+
+
+def programs() -> list[str]:
+    return re.findall(r"```python\n(.*?)```", PAGE, re.S)
+
+
+def test_the_app_of_ones_own_runs(tmp_path, monkeypatch, capsys):
+    client, server = programs()
+    (tmp_path / "client.py").write_text(client)
+    (tmp_path / "server.py").write_text(server)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    nodes = [{"partition-id": i, "folder": str(tmp_path / "nodes")} for i in range(3)]
+    with in_a_run():
+        grid = FakeGrid(runpy.run_path(str(tmp_path / "client.py"))["app"], nodes)
+        run_config = {"out": str(tmp_path / "run"), "resume": False}
+        app = runpy.run_path(str(tmp_path / "server.py"))["app"]
+        app(grid=grid, context=Context(7, 1, {}, RecordDict(), run_config))
+    monkeypatch.delitem(sys.modules, "client")
+    assert "'G':" in capsys.readouterr().out
+    result = record.read_json(tmp_path / "run" / "result.json")
+    assert result["rounds"] == 2 and result["rejected"] == 0
+
+
+# --------------------------------------------------------------------------- with processes: make test-deploy
+
+
+def shell(folder: Path, **more: str) -> dict:
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    return {"shell": True, "cwd": folder, "env": {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **more}}
+
+
+def run(command: str, folder: Path, **more: str) -> str:
+    done = subprocess.run(command, **shell(folder, **more), capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@contextlib.contextmanager
+def background(command: str, folder: Path, **more: str):
+    log = (folder / "background.log").open("ab")
+    process = subprocess.Popen("exec " + command, **shell(folder, **more), stdout=log, stderr=log)
+    try:
+        yield folder / "background.log"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.wait(120)
+
+
+def wait_for(condition) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end, "nothing happened"
+        time.sleep(0.5)
+
+
+@pytest.mark.deploy
+def test_the_commands_for_simulation(tmp_path):
+    for command in SIMULATION:
+        run(command, tmp_path)
+    hashes = {record.read_json(tmp_path / "runs" / n / "result.json")["model_sha256"] for n in ("here", "flower")}
+    assert len(hashes) == 1
+
+
+@pytest.mark.deploy
+def test_the_commands_for_one_machine(tmp_path):
+    run("fedp3 init my.toml", tmp_path)
+    run(APP, tmp_path)
+    with background(UP, tmp_path) as said:
+        wait_for(lambda: "next:" in said.read_text())
+        for command in RUN:
+            run(command, tmp_path)
+        assert record.read_json(tmp_path / "myapp" / "run" / "result.json")["rounds"] == 2
+        (tmp_path / "myapp" / "run" / "result.json").unlink()
+        run(RESUME, tmp_path)
+    assert (tmp_path / "myapp" / "run" / "result.json").exists()
+
+
+@pytest.mark.deploy
+def test_the_commands_for_three_machines(tmp_path):
+    """One machine plays all of them: the server in one folder, a node in another."""
+    server, node, where = (
+        tmp_path / "server",
+        tmp_path / "node",
+        {"SERVER": "127.0.0.1", "PORT": str(free_port("127.0.0.1"))},
+    )
+    server.mkdir()
+    node.mkdir()
+    with background(SECURE_UP, server, **where) as said:
+        wait_for(lambda: "next:" in said.read_text())
+        run(KEY, node)
+        shutil.copy(node / "node-0.pub", server)
+        run(REGISTER, server)
+        shutil.copy(server / "flower" / "tls" / "ca.crt", node)
+        with background(NODE, node, **where):
+            run("fedp3 init my.toml", server)
+            alone = "partition.clients=1 run.clients_per_round=1 run.rounds=1 plan.layers=full plan.head=personal"
+            run(f"fedp3 flower app myapp --config my.toml {alone}", server)
+            run(RUN[0], server)
+    assert record.read_json(server / "myapp" / "run" / "result.json")["rejected"] == 0
+    assert list(node.rglob("kept/*/client-0/state-*.safetensors")), "its own layers, and on its own disk"

@@ -1,0 +1,517 @@
+"""The engine over a Grid, against nodes in place: same bits, exact bytes, and every way a node can be wrong."""
+
+import json
+import os
+import pickle
+import struct
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from fedp3 import config
+from fedp3.codec import MAGIC, encode_update, payload_size
+from fedp3.data import from_tensors
+from fedp3.driver import drive, make_engine
+from fedp3.engines.flower import node
+from fedp3.engines.flower.app import Settings, as_registered, serve
+from fedp3.engines.flower.client import client_app, configured
+from fedp3.engines.flower.grid import Roster, Wire, over
+from fedp3.engines.flower.records import (
+    ABOUT,
+    FAILURE,
+    FRAME,
+    NODE,
+    Identity,
+    clean,
+    failure,
+    failure_in,
+    frame_of,
+    identity_of,
+    identity_record,
+    put_frame,
+    run_of,
+    state_bytes,
+    state_of,
+)
+from fedp3.engines.flower.strategy import FedP3, own
+from fedp3.engines.inprocess import States
+from fedp3.errors import CodecError, InputError
+from fedp3.experiment import assemble
+from fedp3.record import read_events, read_json
+from fedp3.rng import Use, layers_draw_from
+from fedp3.server import run_round
+from fedp3.types import ClientState, ClientUpdate, Private
+from flower.fakes import FakeGrid, in_a_run, with_content
+
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict  # isort: skip
+
+CLIENTS = 4
+SMALL = ["model.width=0.02", f"partition.clients={CLIENTS}", "run.clients_per_round=0", "run.rounds=3", "local.steps=2"]
+HARD = ["aggregate.rule=attention", "plan.head=personal", "prune.local=uniform", "prune.keep=[0.9, 0.5]"]
+RUN = "ab" * 16
+
+
+@pytest.fixture(scope="module")
+def experiment():
+    return assemble(config.parse({}, [*SMALL, *HARD]))
+
+
+@pytest.fixture(scope="module")
+def shared():
+    """A run without layers of the clients' own."""
+    return assemble(config.parse({}, SMALL))
+
+
+@pytest.fixture(autouse=True)
+def _in_a_run():
+    with in_a_run():
+        yield
+
+
+def quick(deadline: float = 0) -> dict:
+    return {"deadline": deadline, "rest": lambda: time.sleep(0.001)}
+
+
+def grid_of(experiment, folder: Path, carried: bool = False, **fields) -> FakeGrid:
+    app = client_app(configured(experiment.config), carried)
+    nodes = [{"partition-id": i, "folder": str(folder)} for i in range(CLIENTS)]
+    return FakeGrid(app, nodes, **fields)
+
+
+def engine_over(grid, experiment, deadline: float = 0, states=None, roster=None):
+    problem = experiment.problem
+    wire = Wire(problem.layers, problem.pruning, experiment.config.digest(), RUN, **quick(deadline))
+    return over(grid, wire, roster or Roster(), states)
+
+
+# --------------------------------------------------------------------------- the same run
+
+
+@pytest.mark.parametrize("carried", [True, False])
+def test_the_model_is_bit_for_bit_that_of_a_run_in_process(carried, experiment, tmp_path):
+    here = drive(experiment, make_engine(experiment, 1)).result
+    grid = grid_of(experiment, tmp_path, carried)
+    there = drive(experiment, engine_over(grid, experiment, states=States() if carried else None)).result
+    for key in ("model_sha256", "final", "mb_up", "mb_down"):
+        assert there[key] == here[key], key
+
+
+def test_only_the_planned_payload_travels_and_the_ledger_counts_it_exactly(experiment, tmp_path):
+    answers = []
+
+    def watch(asked, answer):
+        answers.append(answer)
+        return answer
+
+    grid = grid_of(experiment, tmp_path, spoil=watch)
+    _, record = run_round(experiment.problem, experiment.start, engine_over(grid, experiment).execute)
+    tasks = [m for m in grid.seen if m.metadata.message_type == "train"]
+    assert sum(payload_size(frame_of(m.content)) for m in tasks) == record.bytes_down
+    replies = [a for a in answers if NODE not in a.content]
+    assert sum(payload_size(frame_of(a.content)) for a in replies) == record.bytes_up
+    for m in tasks + replies:
+        framing = m.content.array_records[FRAME].count_bytes() - payload_size(frame_of(m.content))
+        assert framing < 700, "names, plan and checksum; nothing else"
+        assert set(m.content) <= {FRAME, ABOUT}, "what a client keeps is not among it"
+
+
+def test_what_a_client_keeps_stays_on_its_disk_for_the_last_two_rounds(experiment, tmp_path):
+    grid = grid_of(experiment, tmp_path)
+    drive(experiment, engine_over(grid, experiment))
+    for i in range(CLIENTS):
+        kept = sorted(p.name for p in (tmp_path / RUN / f"client-{i}").iterdir())
+        assert kept == ["state-00000001.safetensors", "state-00000002.safetensors"]
+
+
+def test_a_node_whose_disk_was_wiped_is_a_failure_with_the_reason(experiment, tmp_path):
+    engine = engine_over(grid_of(experiment, tmp_path), experiment)
+    state, _ = run_round(experiment.problem, experiment.start, engine.execute)
+    next((tmp_path / RUN / "client-1").iterdir()).unlink()
+    _, record = run_round(experiment.problem, state, engine.execute)
+    assert record.accepted == (0, 2, 3)
+    assert "what this client kept of 'ffc' after round 1 is gone" in record.rejected[1]
+
+
+# --------------------------------------------------------------------------- serving, resuming
+
+
+def test_a_run_cut_off_goes_on_over_new_nodes_with_the_same_bits(experiment, tmp_path):
+    whole = drive(experiment, make_engine(experiment, 1)).result["model_sha256"]
+    pushed = 0
+
+    def dies(asked, answer):
+        nonlocal pushed
+        pushed += asked.metadata.message_type == "train"
+        if pushed == 2 * CLIENTS + 2:  # in the middle of the third round
+            raise KeyboardInterrupt
+        return answer
+
+    settings = Settings(tmp_path / "run", wait=1)
+    with pytest.raises(KeyboardInterrupt):
+        serve(grid_of(experiment, tmp_path / "nodes", spoil=dies), experiment, settings)
+    assert not (tmp_path / "run" / "result.json").exists() and len(read_events(tmp_path / "run")) == 2
+    with pytest.raises(InputError, match="resume=true"):
+        serve(grid_of(experiment, tmp_path / "nodes"), experiment, settings)
+    serve(grid_of(experiment, tmp_path / "nodes"), experiment, replace(settings, resume=True))
+    assert read_json(tmp_path / "run" / "result.json")["model_sha256"] == whole
+    assert serve(grid_of(experiment, tmp_path / "nodes"), experiment, replace(settings, resume=True)) is None
+
+
+def test_another_run_of_the_same_config_shares_nothing_on_the_nodes(experiment, tmp_path):
+    for name in ("a", "b"):
+        serve(grid_of(experiment, tmp_path / "nodes"), experiment, Settings(tmp_path / name, wait=1))
+    runs = {read_json(tmp_path / name / "flower.json")["run"] for name in ("a", "b")}
+    assert len(runs) == 2 and {p.name for p in (tmp_path / "nodes").iterdir()} == runs
+
+
+def test_nodes_are_sent_no_more_than_they_can_hold(shared, tmp_path):
+    grid = grid_of(shared, tmp_path)
+    grid.configs[2]["capacity"] = 0.25
+    roster = Roster()
+    engine = engine_over(grid, shared, roster=roster)
+    _, before = run_round(shared.problem, shared.start, engine.execute)
+    assert before.rejected == {2: "asked to hold 0.9 of a layer, its capacity is 0.25"}, "the node looks for itself"
+    fitted = as_registered(shared, roster)
+    assert fitted.problem.keep == (0.9, 0.9, 0.25, 0.9)
+    _, after = run_round(fitted.problem, shared.start, engine.execute)
+    assert not after.rejected and after.bytes_down < before.bytes_down
+
+
+def test_noise_from_a_seed_is_refused_by_the_node_itself(shared, tmp_path):
+    task = next(iter(engine_tasks(shared)))
+    private = replace(shared.recipe, private=Private(randomness="seeded"))
+    with pytest.raises(Exception, match="protects nobody"):
+        node.admit(task, private, {"partition-id": 0}, tmp_path / "run" / "client-0")
+    drawn = replace(private, private=Private(randomness="os"))
+    node.admit(task, drawn, {"partition-id": 0}, tmp_path / "run" / "client-0")
+
+
+def engine_tasks(experiment):
+    tasks = []
+    run_round(replace(experiment.problem, max_void=9), experiment.start, lambda ts: tasks.extend(ts) or [])
+    return tasks
+
+
+# --------------------------------------------------------------------------- nodes come, go and lie
+
+
+def test_a_node_that_left_is_missed_and_one_that_joins_is_asked(shared, tmp_path):
+    grid = grid_of(shared, tmp_path, away={1})
+    engine = engine_over(grid, shared)
+    state, first = run_round(shared.problem, shared.start, engine.execute)
+    assert first.accepted == (0, 2, 3) and first.rejected == {1: "no node is this client"}
+    grid.away = {3}
+    _, second = run_round(shared.problem, state, engine.execute)
+    assert second.accepted == (0, 1, 2) and second.rejected == {3: "no node is this client"}
+
+
+def test_of_two_nodes_that_claim_a_client_one_is_asked_and_the_other_takes_over(shared, tmp_path):
+    grid = grid_of(shared, tmp_path)
+    grid.configs.append({"partition-id": 2, "folder": str(tmp_path)})
+    roster = Roster()
+    engine = engine_over(grid, shared, roster=roster)
+    state, record = run_round(shared.problem, shared.start, engine.execute)
+    assert record.accepted == (0, 1, 2, 3)
+    tasks = [m.metadata.dst_node_id for m in grid.seen if m.metadata.message_type == "train"]
+    (first,) = {102, 104} & set(tasks)
+    assert tasks.count(first) == 1
+    grid.away = {first - 100}
+    _, record = run_round(shared.problem, state, engine.execute)
+    assert record.accepted == (0, 1, 2, 3) and roster.nodes[2] == 206 - first
+
+
+def test_nodes_that_do_not_fit_are_not_asked(shared, tmp_path):
+    grid = grid_of(shared, tmp_path)
+    grid.configs += [{}, {"partition-id": 77}, {"partition-id": 3, "capacity": 7.0}]
+    roster = Roster()
+    _, record = run_round(shared.problem, shared.start, engine_over(grid, shared, roster=roster).execute)
+    assert record.accepted == (0, 1, 2, 3)
+    assert "does not know which client it is" in roster.refused[104]
+    assert "the config has clients 0 to 3" in roster.refused[105]
+    assert "capacity=7.0 is not a share" in roster.refused[106]
+    other, strangers = assemble(config.parse({}, [*SMALL, "local.lr=0.5"])), Roster()
+    engine = engine_over(grid_of(shared, tmp_path), other, roster=strangers)
+    _, record = run_round(other.problem, other.start, engine.execute)
+    assert set(strangers.refused.values()) == {"it was set up with another config"} and record.void
+
+
+def test_after_the_deadline_a_client_is_late_and_its_answer_is_never_used(shared, tmp_path):
+    held = {}
+
+    def slow(asked, answer):
+        if asked.metadata.message_type == "train" and asked.metadata.dst_node_id == 101 and not held:
+            held[asked.metadata.message_id] = answer
+            return None
+        return answer
+
+    grid = grid_of(shared, tmp_path, spoil=slow)
+    engine = engine_over(grid, shared, deadline=0.2)
+    state, record = run_round(shared.problem, shared.start, engine.execute)
+    assert record.late == (1,) and record.accepted == (0, 2, 3) and not record.rejected
+    grid.waiting |= held  # now it comes
+    after, record = run_round(shared.problem, state, engine.execute)
+    assert record.accepted == (0, 1, 2, 3) and not held.keys() & grid.waiting.keys()
+    clean = engine_over(grid_of(shared, tmp_path), shared)
+    same, _ = run_round(shared.problem, state, clean.execute)
+    assert all(torch.equal(after.W[n], same.W[n]) for n in same.W)
+
+
+def test_a_dead_node_is_matched_by_message_though_the_superlink_answers_for_it(shared, tmp_path):
+    def dead(asked, answer):
+        if asked.metadata.message_type == "train" and asked.metadata.dst_node_id == 102:
+            reply = Message(Error(5, "Node Unavailable\x1b[31m - it\nleft"), reply_to=asked)
+            reply.metadata.__dict__["_src_node_id"] = 1
+            return reply
+        return answer
+
+    _, record = run_round(
+        shared.problem, shared.start, engine_over(grid_of(shared, tmp_path, spoil=dead), shared).execute
+    )
+    assert record.rejected == {2: "Flower says (code 5): Node Unavailable?[31m - it left"}
+    assert record.accepted == (0, 1, 3)
+
+
+def test_a_client_that_raises_says_why(shared, tmp_path, monkeypatch):
+    def breaks(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("fedp3.engines.inprocess.local_update", breaks)
+    _, record = run_round(shared.problem, shared.start, engine_over(grid_of(shared, tmp_path), shared).execute)
+    assert record.void and "MemoryError: no room" in record.rejected[0]
+
+
+# --------------------------------------------------------------------------- malformed replies
+
+
+def frame(**header) -> bytes:
+    head = json.dumps(header).encode()
+    return MAGIC + struct.pack("<I", len(head)) + head
+
+
+class Bomb:
+    def __init__(self, marker: str) -> None:
+        self.marker = marker
+
+    def __reduce__(self):
+        return os.mkdir, (self.marker,)
+
+
+def raw(data: bytes, kind: str = "fedp3") -> RecordDict:
+    return RecordDict({FRAME: ArrayRecord({"frame": Array("uint8", (len(data),), kind, data)})})
+
+
+MALFORMED = {
+    "nothing": (lambda d: RecordDict(), "no 'fedp3' frame"),
+    "a config instead of arrays": (lambda d: RecordDict({FRAME: ConfigRecord({"frame": b"x"})}), "no 'fedp3' frame"),
+    "two arrays": (
+        lambda d: RecordDict({FRAME: ArrayRecord({k: Array("uint8", (1,), "x", b"x") for k in "ab"})}),
+        "no 'fedp3' frame",
+    ),
+    "no bytes": (lambda d: raw(b""), "no fedp3 message"),
+    "noise": (lambda d: raw(os.urandom(5000)), "no fedp3 message"),
+    "a pickle": (lambda d: raw(pickle.dumps(Bomb(f"{d}/marker"))), "no fedp3 message"),
+    "a pickle called numpy": (lambda d: raw(pickle.dumps(Bomb(f"{d}/marker")), "numpy.ndarray"), "no fedp3 message"),
+    "a header of 2**31": (lambda d: raw(MAGIC + b"\xff\xff\xff\x7f"), "header of 2147483647 bytes"),
+    "too much": (lambda d: raw(frame(kind="update") + bytes(50_000_000)), "at most"),
+    "a task": (lambda d: raw(frame(kind="task")), "kind 'update'"),
+    "another's name": (None, "claims to be client"),
+    "half": (None, "checksum"),
+    "NaN": (None, "NaN or infinity"),
+    "a reason of a megabyte": (lambda d: failure("<script>" + "x" * 1_000_000), "<script>xxx"),
+    "a reason that is bytes": (lambda d: RecordDict({FAILURE: ConfigRecord({"reason": b"x"})}), "a bytes instead"),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_a_malformed_reply_is_refused_with_a_reason_and_leaves_no_trace(kind, shared, tmp_path):
+    make, reason = MALFORMED[kind]
+    by_hand = {"another's name": _renamed, "half": _half, "NaN": _nan}
+    spoil = with_content(make(tmp_path)) if make else by_hand[kind](shared)
+
+    def only_client_1(asked, answer):
+        return spoil(asked, answer) if asked.metadata.dst_node_id == 101 else answer
+
+    grid = grid_of(shared, tmp_path / "nodes", spoil=only_client_1)
+    began = time.process_time()
+    new, record = run_round(shared.problem, shared.start, engine_over(grid, shared).execute)
+    assert record.accepted == (0, 2, 3) and reason in record.rejected[1], record.rejected
+    assert len(record.rejected[1]) <= 500 and record.rejected[1].isprintable()
+    assert not (tmp_path / "marker").exists() and time.process_time() - began < 20
+    without = grid_of(shared, tmp_path / "nodes", away={1})
+    clean_round, _ = run_round(shared.problem, shared.start, engine_over(without, shared).execute)
+    assert all(torch.equal(new.W[n], clean_round.W[n]) for n in new.W)
+
+
+def _half(shared):
+    def spoil(asked, answer):
+        return answer if NODE in answer.content else Message(raw(frame_of(answer.content)[:-10]), reply_to=asked)
+
+    return spoil
+
+
+def _changed(shared, change):
+    tasks = {t.plan.client: t for t in engine_tasks(shared)}
+
+    def spoil(asked, answer):
+        if NODE in answer.content:
+            return answer
+        layers, stale = shared.problem.layers, shared.problem.pruning.stale
+        tensors = {n: torch.ones(layers.shapes[n]) for l in tasks[1].plan.uploaded for n in layers.layers[l]}
+        update = change(ClientUpdate(1, 0, tensors, 10))
+        return Message(raw(encode_update(update, tasks[1], layers, stale)), reply_to=asked)
+
+    return spoil
+
+
+def _renamed(shared):
+    return _changed(shared, lambda u: replace(u, client=3))
+
+
+def _nan(shared):
+    return _changed(shared, lambda u: replace(u, tensors={n: w * float("nan") for n, w in u.tensors.items()}))
+
+
+# --------------------------------------------------------------------------- records, there and back
+
+
+@given(st.binary(max_size=2000))
+def test_a_frame_comes_back_as_it_was(data):
+    assert frame_of(put_frame(RecordDict(), data)) == data
+
+
+@given(st.integers(0, 1000), st.dictionaries(st.text("abc./", min_size=1, max_size=9), st.integers(0, 5), min_size=1))
+def test_a_state_comes_back_as_it_was(t, sizes):
+    state = ClientState(t, {n: torch.arange(float(k)) for n, k in sizes.items()})
+    back = state_of(state_bytes(state))
+    assert back.t == t and back.tensors.keys() == state.tensors.keys()
+    assert all(torch.equal(back.tensors[n], w) for n, w in state.tensors.items())
+
+
+@given(st.binary(max_size=200))
+def test_noise_is_no_state(data):
+    with pytest.raises(CodecError):
+        state_of(data)
+
+
+@given(st.integers(0, (1 << 31) - 1), st.integers(0, 1 << 40), st.floats(0, 1, exclude_min=True))
+def test_an_identity_comes_back_as_it_was(client, examples, capacity):
+    identity = Identity(client, examples, capacity, "0f" * 32)
+    assert identity_of(identity_record(identity)) == identity
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"client": -1}, {"client": True}, {"client": "0"}, {"client": 1 << 40}, {"examples": -1}, {"examples": 2.5}]
+    + [{"capacity": v} for v in (0.0, 1.5, float("nan"), "half")]
+    + [{"digest": v} for v in ("", "../..", b"x", "g" * 64)],
+)
+def test_an_identity_with_a_wrong_field_is_none(wrong):
+    said = {"client": 0, "examples": 5, "capacity": 1.0, "digest": "0" * 64} | wrong
+    with pytest.raises(CodecError):
+        identity_of(RecordDict({NODE: ConfigRecord(said)}))
+
+
+@pytest.mark.parametrize("run", ["", "../../etc", "AB" * 16, "a" * 31, "a" * 33, b"a" * 32, 5])
+def test_a_run_is_named_by_hex_digits_alone(run):
+    with pytest.raises(CodecError):
+        run_of(RecordDict({ABOUT: ConfigRecord({"run": run})}))
+    assert run_of(RecordDict({ABOUT: ConfigRecord({"run": "a" * 32})})) == "a" * 32
+
+
+@given(st.text())
+def test_a_reason_is_one_printable_line(text):
+    assert clean(text).isprintable() and 0 < len(clean(text)) <= 500
+    assert failure_in(failure(text)) == clean(text[:500])
+
+
+# --------------------------------------------------------------------------- an app of one's own
+
+
+def own_net():
+    with layers_draw_from(3, Use.INIT):
+        sizes = (nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
+    return nn.Sequential(*sizes)
+
+
+def own_data(context):
+    rng = torch.Generator().manual_seed(int(context.node_config["partition-id"]))
+    y = torch.arange(30) % 3
+    return from_tensors(torch.randn(30, 6, generator=rng) + 2 * torch.eye(3, 6)[y], y, classes=3)
+
+
+def own_config(*more: str):
+    return config.parse({}, ["partition.clients=3", "run.clients_per_round=0", "run.rounds=4", "local.lr=0.3", *more])
+
+
+def test_as_a_strategy_it_trains_a_net_of_ones_own_on_data_that_only_the_nodes_have(tmp_path):
+    c = own_config("plan.head=personal_uploaded")
+    nodes = [{"partition-id": i, "folder": str(tmp_path / "nodes")} for i in range(3)]
+    grid = FakeGrid(client_app(own(c, own_net, own_data)), nodes)
+    scored = []
+    strategy = FedP3(c, own_net(), torch.zeros(6), 3, tmp_path / "run", wait=1)
+    result = strategy.start(grid, num_rounds=4, evaluate_fn=lambda t, arrays: scored.append((t, list(arrays))))
+    assert scored == [(0, list(own_net().state_dict())), (4, list(own_net().state_dict()))]
+    assert list(result.train_metrics_clientapp) == [1, 2, 3, 4]
+    assert result.evaluate_metrics_clientapp[4]["G"] > 0.6
+    assert read_json(tmp_path / "run" / "result.json")["rejected"] == 0
+    assert {len(e["accepted"]) for e in read_events(tmp_path / "run")} == {3}
+    again = FedP3(c, own_net(), torch.zeros(6), 3, wait=1).start(FakeGrid(grid.app, nodes))
+    assert all(again.arrays[n].data == w.data for n, w in result.arrays.items()), "with and without a folder"
+
+
+def test_the_strategy_refuses_what_it_cannot_do():
+    strategy = FedP3(own_config(), own_net(), torch.zeros(6), 3)
+    with pytest.raises(InputError, match=r"num_rounds=9, but \[run\] rounds = 4"):
+        strategy.start(FakeGrid(None, []), num_rounds=9)
+    with pytest.raises(InputError, match="do not fit the net"):
+        strategy.start(FakeGrid(None, []), ArrayRecord({"0.weight": Array(torch.zeros(2).numpy())}))
+    for call in (strategy.configure_train, strategy.configure_evaluate):
+        with pytest.raises(InputError, match="call its start"):
+            call(1, ArrayRecord(), ConfigRecord(), None)
+    for call in (strategy.aggregate_train, strategy.aggregate_evaluate):
+        with pytest.raises(InputError, match="call its start"):
+            call(1, [])
+
+
+def test_a_node_that_is_slow_to_say_who_it_is_is_asked_once_and_met_later(shared, tmp_path, monkeypatch):
+    monkeypatch.setattr("fedp3.engines.flower.grid.QUERY_SECONDS", 0.1)
+    held = {}
+
+    def slow(asked, answer):
+        if asked.metadata.message_type == "query" and asked.metadata.dst_node_id == 103:
+            held[asked.metadata.message_id] = answer
+            return None
+        return answer
+
+    grid = grid_of(shared, tmp_path, spoil=slow)
+    engine = engine_over(grid, shared)
+    state, record = run_round(shared.problem, shared.start, engine.execute)
+    assert record.accepted == (0, 1, 2) and record.rejected == {3: "no node is this client"}
+    grid.waiting |= held
+    _, record = run_round(shared.problem, state, engine.execute)
+    assert record.accepted == (0, 1, 2, 3) and len(held) == 1
+
+
+def test_a_node_whose_process_broke_when_asked_is_asked_again(shared, tmp_path):
+    broke = []
+
+    def breaks(asked, answer):
+        if asked.metadata.message_type == "query" and not broke:
+            broke.append(asked.metadata.dst_node_id)
+            return Message(Error(2, "out of memory"), reply_to=asked)
+        return answer
+
+    engine = engine_over(grid_of(shared, tmp_path, spoil=breaks), shared)
+    state, record = run_round(shared.problem, shared.start, engine.execute)
+    assert len(record.accepted) == 3
+    _, record = run_round(shared.problem, state, engine.execute)
+    assert record.accepted == (0, 1, 2, 3)

@@ -1,0 +1,240 @@
+"""Whole runs under LDP: refused before they start or kept within their budget, over crashes, workers and rules."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fedp3
+from fedp3 import config
+from fedp3.cli import main
+from fedp3.data import from_tensors
+from fedp3.errors import ConfigError, InputError
+from fedp3.experiment import Experiment, assemble_own
+from fedp3.hooks import Hooks, Pass
+from fedp3.privacy import account, rules
+from fedp3.privacy.ledger import read
+from fedp3.server import rehearse
+
+CLIENTS, RECORDS = 4, 80
+RNG = torch.Generator().manual_seed(2)
+Y = torch.randint(3, (RECORDS,), generator=RNG)
+X = torch.randn(3, 6, generator=RNG)[Y] + 0.3 * torch.randn(RECORDS, 6, generator=RNG)
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "partition": {"kind": "iid", "clients": CLIENTS},
+    "plan": {"layers": "opu1"},
+    "local": {"steps": 3, "lr": 0.3, "batch": 8},
+    "privacy": {"enabled": True, "epsilon": 6.0, "delta": 1e-3, "sample_rate": 0.3, "randomness": "seeded"},
+    "run": {"rounds": 4, "clients_per_round": 2, "eval_every": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(account, "best", lambda: "RDP")  # test_account.py compares the two
+
+
+def net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 3))
+
+
+def merged(**changes: Mapping[str, Any]) -> dict[str, Any]:
+    return {s: {**SETTINGS.get(s, {}), **changes.get(s, {})} for s in {*SETTINGS, *changes}}
+
+
+def run(out: Path | None = None, workers: int = 1, on_round: Callable[..., None] | None = None, **changes: Any) -> Any:
+    return fedp3.run(net(), (X, Y), out=out, workers=workers, on_round=on_round, **merged(**changes))
+
+
+def assembled(model: nn.Module | None = None, **changes: Any) -> Experiment:
+    return assemble_own(config.parse(merged(**changes)), model or net(), from_tensors(X, Y, classes=3))
+
+
+# --------------------------------------------------------------------------- what it says
+
+
+def test_every_client_stays_within_the_budget_and_the_result_says_how_it_was_counted(tmp_path: Path) -> None:
+    result = run(tmp_path / "a").outcome.result
+    said = result["privacy"]
+    assert 0 < result["epsilon_max"] == said["spent"]["max"] <= 6.0
+    assert result["epsilon_max"] > 5.9, "the client that takes part most often spends what was allowed"
+    assert {"adjacency", "sampling", "delta", "accountant", "noise_multiplier", "unaccounted"} <= said.keys()
+    asked = rehearse(assembled().problem)
+    charged = {i: sum(c.steps for c in read(tmp_path / "a") if c.client == i) for i in range(CLIENTS)}
+    assert charged == {i: 3 * asked[i] for i in range(CLIENTS)}, "each round's three steps, and those of the last probe"
+    planned = json.loads((tmp_path / "a" / "run.json").read_text())["privacy"]["planned"]
+    assert {int(i): e for i, e in planned.items()} == pytest.approx(result["epsilon"])
+    events = [json.loads(line) for line in (tmp_path / "a" / "events.jsonl").read_text().splitlines()]
+    assert [e["loss"] for e in events] == [None] * 4
+    assert sorted(e["epsilon"] for e in events) == [e["epsilon"] for e in events]
+
+
+def test_without_ldp_nothing_is_called_private(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my.toml").write_text("[model]\nwidth = 0.05\n[run]\nrounds = 1\nclients_per_round = 2\n")
+    place = tmp_path / "r"
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("sys.argv", ["fedp3"])
+    for arguments in (["plan", "my.toml"], ["plan", "my.toml", "--json"], ["run", "my.toml", "--out", "r"]):
+        with pytest.raises(SystemExit) as end:
+            main(arguments)
+        assert not end.value.code
+    said = "".join(capsys.readouterr()) + (place / "report.html").read_text()
+    assert "priva" not in said.lower()
+    assert "no formal guarantee" in said and "training samples can be computed" in said
+    assert "epsilon" not in (place / "report.html").read_text().lower()
+
+
+def test_the_report_of_a_private_run_names_each_client_and_what_is_not_accounted(tmp_path: Path) -> None:
+    page = run(tmp_path / "a").report(tmp_path / "page.html").read_text()
+    for text in ("Privacy", "add/remove one record", "Poisson", "RDP (fedp3)", "not in ε", "simulation only", "ε over"):
+        assert text in page, text
+
+
+def test_warnings_fit_the_run() -> None:
+    def ids(**changes: Any) -> set[str]:
+        e = assembled(**changes)
+        return set(rules.warnings(e.recipe, _plans(e), e.problem.budget))
+
+    assert ids() == {"W5", "W7"}
+    assert ids(privacy={"randomness": "os", "epsilon": 50.0}) == {"W6", "W7"}
+    assert ids(privacy={"enabled": False}) == {"W1", "W2", "W4"}
+    assert ids(privacy={"enabled": False}, local={"batch": 4}) == {"W1", "W2", "W3", "W4"}
+
+
+def _plans(e: Experiment) -> Any:
+    from fedp3.server import plans_for
+
+    return plans_for(e.problem, 0)
+
+
+# --------------------------------------------------------------------------- refusals
+
+
+class Mixer(nn.Module):
+    """Centres its batch: every record is in every answer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.out = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.out(torch.relu(self.fc(x - x.mean(0))))
+        return h
+
+
+def batch_normed() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
+
+
+REFUSED: Mapping[str, tuple[dict[str, Any], Callable[[], nn.Module], str]] = {
+    "E1 others train": ({"plan": {"others": "train"}}, net, "train without noise"),
+    "E2 batch norm": ({}, batch_normed, "statistics of whole batches"),
+    "E2 mixing": ({}, Mixer, "depends on the others in its batch"),
+    "E4 delta": ({"privacy": {"delta": 0.08}}, net, "is not below 1/m"),
+    "too dear": ({"privacy": {"noise_multiplier": 0.3}}, net, "one task of 3 steps"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_would_break_the_guarantee_is_refused_before_training(name: str) -> None:
+    changes, model, why = REFUSED[name]
+    with pytest.raises(InputError, match=why):
+        assembled(model(), **changes)
+
+
+def test_a_record_held_twice_is_refused(tmp_path: Path) -> None:
+    e = assembled()
+    shards = {0: type(e.shards[0])(torch.tensor([1, 2, 2]), e.shards[0].test)}
+    with pytest.raises(InputError, match="holds a training record twice"):
+        rules.check(e.recipe, shards, 1e-5)
+
+
+def test_a_method_that_does_more_than_plan_is_refused() -> None:
+    e = assembled()
+    for more in (Hooks(loss=lambda *_: torch.zeros(())), Hooks(static_norm=True), Hooks(passes=(Pass(), Pass("head")))):
+        with pytest.raises(InputError, match="more than clipped and noised gradients"):
+            rules.check(replace(e.recipe, hooks=more), e.shards, 1e-5)
+
+
+def test_other_layers_freeze_unless_they_are_noised_too() -> None:
+    assert config.parse(merged()).plan.others == "freeze"
+    assert config.parse(merged(privacy={"others": "noise"})).plan.others == "train"
+    assert config.parse(merged(privacy={"enabled": False})).plan.others == "train"
+    with pytest.raises(ConfigError):
+        config.parse(merged(plan={"others": "train"}))
+    again = config.parse(merged(privacy={"others": "noise", "epsilon": float("inf")}))
+    assert config.parse(again.model_dump(mode="json")) == again
+
+
+# --------------------------------------------------------------------------- the budget rules the run
+
+
+def test_a_client_without_budget_is_left_out_and_the_run_ends_when_nobody_is_left(tmp_path: Path) -> None:
+    e = assembled(privacy={"noise_multiplier": 1.2}, run={"rounds": 30})
+    assert e.problem.budget is not None
+    allowed = e.problem.budget.allowed
+    result = run(tmp_path / "a", privacy={"noise_multiplier": 1.2}, run={"rounds": 30}).outcome.result
+    assert result["rounds"] < 30 and result["epsilon_max"] <= 6.0
+    spent = [sum(c.steps for c in read(tmp_path / "a") if c.client == i) for i in range(CLIENTS)]
+    assert all(allowed - 3 < s <= allowed for s in spent), "everybody's budget is used up, and no more"
+
+
+class Crash(Exception):
+    pass
+
+
+def crash_at(t: int) -> Callable[..., None]:
+    def stop(record: Any) -> None:
+        if record.t == t:
+            raise Crash
+
+    return stop
+
+
+@pytest.mark.parametrize("randomness", ["seeded", "os"])
+def test_a_crash_forgets_no_charge(randomness: str, tmp_path: Path) -> None:
+    changes = {"privacy": {"randomness": randomness}}
+    whole = run(tmp_path / "whole", **changes).outcome.result
+    place = tmp_path / "broken"
+    with pytest.raises(Crash):
+        run(place, on_round=crash_at(2), **changes)
+    for checkpoint in sorted((place / "checkpoint").glob("00000003.*")):
+        checkpoint.unlink()  # as if the machine had died before it was written: round 2 is redone
+    before = read(place)
+    result = run(place, **changes).outcome.result
+    assert read(place)[: len(before)] == before, "the ledger only grows"
+    third = {c.client for c in before if c.t == 2}
+    redone = {i for i, e in result["epsilon"].items() if e > whole["epsilon"].get(i, 0.0)}
+    if randomness == "seeded":
+        assert result["model_sha256"] == whole["model_sha256"] and not redone
+    else:
+        assert redone <= third and result["epsilon_max"] <= 6.0
+        assert sum(c.t == 2 for c in read(place)) > sum(c.t == 2 for c in before), "a new draw is a new charge"
+
+
+@pytest.mark.parametrize("rule", ["simple", "examples", "weighted", "attention", "distance"])
+def test_every_aggregation_takes_private_uploads(rule: str) -> None:
+    assert run(aggregate={"rule": rule}, run={"rounds": 2}).outcome.result["rejected"] == 0
+
+
+@pytest.mark.parametrize("head", ["personal", "personal_uploaded"])
+def test_layers_that_stay_with_a_client_are_noised_too(head: str) -> None:
+    assert run(plan={"layers": "opu1", "head": head}, run={"rounds": 2}).outcome.result["rejected"] == 0
+
+
+def test_processes_change_no_bit_of_a_seeded_run(tmp_path: Path) -> None:
+    assert run().model_sha256 == run(workers=2).model_sha256
+
+
+def test_an_infinite_epsilon_is_clipping_alone() -> None:
+    result = run(privacy={"epsilon": float("inf")}).outcome.result
+    assert result["privacy"]["noise_multiplier"] == 0.0 and result["epsilon_max"] is None
+    assert result["privacy"]["spent"]["max"] is None and json.dumps(result, allow_nan=False)

@@ -1,0 +1,148 @@
+"""Claims judged from made-up results whose answer is known."""
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from fedp3.reproduce import claims, pages, training
+from fedp3.reproduce.claims import CLAIMS, findings
+from fedp3.reproduce.summary import Summary, path_of, read_all, write
+from fedp3.reproduce.targets import TARGETS, cells_of
+
+BASE = Summary(
+    "", "desk", 0, "2026-01-01", list(range(1, 13)), {}, {}, 10.0, 20.0, 1.0, 3.0, "0" * 64, {"run": {}}, {"torch": "x"}
+)
+
+
+def made(score, seeds=3, cells=("mnist-mlp/", "fashion-mlp/")):
+    """Results in which every cell scores what `score(cell, seed)` says, in percent."""
+    found = {}
+    for target in TARGETS.values():
+        for cell in cells_of(target, "desk"):
+            if cell.name.startswith(cells):
+                for k in range(seeds):
+                    value = score(cell, k) / 100
+                    line = [0.0, 0.0] + [value] * 10  # only the last ten count
+                    s = replace(BASE, cell=cell.name, seed=k, scores={"G": line, "D": line, "P": line})
+                    found.setdefault(cell.name, {})[k] = s
+    return found
+
+
+def said(found):
+    return {f.claim.text: f for f in findings(found, "desk")}
+
+
+def jitter(seed):
+    return (0.0, 0.3, -0.2, 0.1, 0.05)[seed]
+
+
+def test_a_score_is_the_mean_of_the_last_ten_evaluations():
+    s = replace(BASE, scores={"G": [0.0] * 5 + [i / 10 for i in range(10)], "D": [], "P": [None, 0.5]})
+    assert s.score("G") == pytest.approx(45)
+    assert s.score("D") is None
+    assert s.score("P") == pytest.approx(50)
+
+
+def test_noise_that_pairs_share_does_not_blur_a_claim():
+    """Seeds differ by 20 points, the variants by one: paired, that is decided."""
+    lower = {"opu2": 1.0, "lowerb": 2.0}
+    found = made(lambda c, k: 60 + 20 * k - lower.get(c.variant.name, 0.0) + 0.1 * jitter(k) * len(c.variant.name))
+    judged = said(found)
+    assert judged["OPU2 loses against FedAvg"].verdict == "holds"
+    assert judged["LowerB loses against OPU2: it is the lower bound"].verdict == "holds"
+
+
+def test_a_claim_turned_round_does_not_hold():
+    found = made(lambda c, k: 80 + (c.variant.name == "opu2") * (1 + jitter(k)))
+    assert said(found)["OPU2 loses against FedAvg"].verdict == "does not hold"
+
+
+def test_noise_alone_decides_nothing():
+    found = made(lambda c, k: 80 + (c.variant.name == "opu2") * (k - 1))
+    f = said(found)["OPU2 loses against FedAvg"]
+    assert f.verdict == "not decided" and f.ours.low < 0 < f.ours.high
+
+
+def test_one_seed_decides_nothing():
+    judged = said(made(lambda c, k: 80 - 5 * (c.variant.name == "opu2"), seeds=1))
+    assert judged["OPU2 loses against FedAvg"].verdict == "not decided"
+
+
+def test_what_was_not_run_says_so():
+    judged = said({})
+    assert {f.verdict for f in judged.values()} == {"not run"}
+    assert said(made(lambda c, k: 80))["FedCR-OPU3 loses little against FedCR (within 5 points)"].verdict == "not run"
+
+
+def test_a_gap_of_splits_is_taken_within_a_bench():
+    found = made(lambda c, k: 80 + 4 * (c.split == "classes") + jitter(k))
+    f = next(f for text, f in said(found).items() if text.startswith("class-wise beats Dirichlet"))
+    assert f.ours.mean == pytest.approx(4) and [p.where for p in f.parts] == ["mnist-mlp", "fashion-mlp"]
+
+
+def test_a_bench_that_has_just_begun_does_not_cost_the_others_their_seeds():
+    found = made(lambda c, k: 80 - (c.variant.name == "opu2") * (1 + 0.1 * jitter(k)))
+    found |= made(lambda c, k: 50, seeds=1, cells=("fashion-cnn/",))
+    f = said(found)["OPU2 loses against FedAvg"]
+    assert f.ours.seeds == 3 and f.verdict == "holds" and len(f.parts) == 6
+
+
+def test_published_contrasts_are_those_of_the_paper():
+    judged = said({})
+    assert judged["pruning to 0.9 costs about 5.43 points"].published == pytest.approx(-5.43, abs=0.01)
+    assert judged["OPU2-3 beats OPU1-2-3"].published == pytest.approx(1.89, abs=0.01)
+    shrinks = judged["the lead of uniform over ordered dropout shrinks from p = 0.9 to 0.7"]
+    assert shrinks.published == pytest.approx(3.29 - 3.41, abs=0.02)
+    assert judged["leaving out B2 or B3 costs about 6.32 points"].published == pytest.approx(-6.32, abs=0.01)
+
+
+def test_claims_name_rows_that_exist_or_are_announced():
+    announced = {"FedCR", "FedCR-OPU3"}
+    for claim in CLAIMS:
+        labels = {label.partition("@")[0] for label in claim.terms}
+        assert labels <= {row.label for row in TARGETS[claim.target].rows} | announced
+        assert sum(claim.terms.values()) == pytest.approx(0), "a contrast"
+        assert claim.low < claim.high
+
+
+def test_the_reading_that_matches_the_published_drops_is_found():
+    drops = {"0.9": 5.49, "0.7": 11.39, "0.5": 25.77}  # EMNIST-L's, class-wise
+
+    def score(cell, seed):
+        keep = cell.variant.name.split("-")[1] if cell.variant.name.startswith("prune-") else ""
+        hit = cell.variant.name.endswith("-random-free-zeros")
+        return 90 - (drops[keep] if hit else 1.0 if keep else 0.0)
+
+    bench = next(b for b in training.places_of(TARGETS["fig-global-pruning"], "desk") if b[0].name == "fashion-mlp")[0]
+    ranked = training.nearest_reading(TARGETS["fig-global-pruning"], made(score), "desk", bench)
+    assert ranked[0][0] in ("random, not held, zeros, G", "random, not held, zeros, D")
+    assert ranked[0][1] == pytest.approx(0, abs=0.01) and ranked[2][1] > 5
+
+
+def test_summaries_survive_the_disk(tmp_path):
+    found = made(lambda c, k: 80 + k, cells=("mnist-mlp/classes/opu",))
+    for runs in found.values():
+        for s in runs.values():
+            assert write(tmp_path, s) == path_of(tmp_path, s.cell, "desk", s.seed)
+    assert read_all(tmp_path, "desk") == found
+    assert read_all(tmp_path, "paper") == {}
+
+
+def test_pages_show_what_was_run_and_link_to_what_exists(tmp_path):
+    found = made(lambda c, k: 80 + jitter(k) - len(c.variant.name) / 10)
+    for name, target in pages.ARITHMETIC.items():
+        pages.arithmetic_page(name, target.numbers(), tmp_path)
+    for name in TARGETS:
+        pages.training_page(name, found, "desk", tmp_path)
+    page = pages.claims_page(found, "desk", tmp_path)
+    (tmp_path / "differences.md").touch()  # the one page that is written by hand
+    for path in tmp_path.glob("*.md"):
+        for target in re.findall(r"\]\(([^)]+)\)", path.read_text()):
+            assert (tmp_path / target).exists(), f"{path.name} links to {target}"
+    text = page.read_text()
+    assert all(claim.text in text for claim in CLAIMS)
+    assert "| 5 " not in text and "not run" in text
+    assert text.count("\n| OPU2 loses against FedAvg") == 1 + 4
+    assert "mnist-mlp, S1, class-wise" in (tmp_path / "fig-overlap.md").read_text()
+    assert len(claims.findings(found, "desk")) == len(CLAIMS)

@@ -1,0 +1,189 @@
+"""Cells run, stop, go on and are read again; learning rates and the released protocol's last round."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from fedp3 import driver, record
+from fedp3.cli import runs as cli
+from fedp3.errors import ConfigError, InputError
+from fedp3.experiment import assemble
+from fedp3.reproduce import cells, lr, released, runner, summary
+from fedp3.reproduce.cells import Bench, Cell, config_of
+from fedp3.reproduce.targets import FEDAVG, Row, Target, layers
+
+SMALL = {"data.name": "digits", "model.name": "mlp", "model.width": 0.02, "local.steps": 2, "partition.sizes": 40}
+BENCH = Bench("digits-mlp", "A", "EMNIST-L", SMALL, protocols=("desk", "released"), splits=("classes",))
+TARGET = Target("t", "a", (Row("FedAvg", FEDAVG), Row("OPU2", layers("opu2"))), ("digits-mlp",))
+
+
+@pytest.fixture(autouse=True)
+def bench(monkeypatch):
+    monkeypatch.setitem(cells.BENCHES, BENCH.name, BENCH)
+
+
+def request_in(folder: Path, **changes) -> runner.Request:
+    base = runner.Request([TARGET], folder / "results", folder / "runs", rounds=3, seeds=1, rates={BENCH.name: 0.1})
+    return replace(base, overrides=["partition.clients=6"], **changes)
+
+
+def train(config, folder, name):
+    if (folder / "config.toml").exists():
+        cli.go_on(driver.reopen(folder), folder, 1, None, name=name)
+    else:
+        cli.start(config, folder, 1, None, name=name)
+
+
+def complete(request):
+    todo, done = runner.plan(request)
+    lines = []
+    runner.run_cells(request, todo, train, lines.append)
+    return len(todo), done, summary.read_all(request.results, request.protocol)
+
+
+def test_finished_cells_are_read_and_not_run_again(tmp_path):
+    todo, done, found = complete(request_in(tmp_path))
+    assert (todo, done) == (2, 0)
+    assert set(found) == {"digits-mlp/classes/fedavg", "digits-mlp/classes/opu2"}
+    again = complete(request_in(tmp_path))
+    assert again[:2] == (0, 2) and again[2] == found
+    more = complete(request_in(tmp_path, seeds=2))
+    assert more[:2] == (2, 2) and all(set(of) == {0, 1} for of in more[2].values())
+
+
+def test_a_cell_stopped_half_way_ends_at_the_same_bits(tmp_path):
+    whole = complete(request_in(tmp_path / "a"))[2]
+    calls = []
+
+    def stops(config, folder, name):
+        def after_one(record):
+            raise KeyboardInterrupt
+
+        calls.append(name)
+        if len(calls) == 2:
+            experiment = assemble(config)
+            driver.begin(experiment, folder)
+            driver.drive(experiment, driver.make_engine(experiment, 1), folder, after_one)
+        train(config, folder, name)
+
+    request = request_in(tmp_path / "b")
+    with pytest.raises(KeyboardInterrupt):
+        runner.run_cells(request, runner.plan(request)[0], stops, print)
+    assert len(runner.plan(request)[0]) == 1, "the first cell is finished"
+    found = complete(request)[2]
+    hashes = [{c: s[0].model_sha256 for c, s in f.items()} for f in (whole, found)]
+    assert hashes[0] == hashes[1]
+
+
+def test_results_of_other_settings_are_refused_not_mixed(tmp_path):
+    complete(request_in(tmp_path))
+    with pytest.raises(InputError, match=r"rounds was 3, is 4.*--out"):
+        runner.plan(request_in(tmp_path, rounds=4))
+
+
+def test_a_half_done_run_of_other_settings_is_refused(tmp_path):
+    complete(request_in(tmp_path))
+    elsewhere = request_in(tmp_path / "else", rounds=4)
+    request = replace(elsewhere, runs=tmp_path / "runs")
+    with pytest.raises(InputError, match="was made with other settings"):
+        runner.run_cells(request, runner.plan(request)[0], train, print)
+
+
+def test_wrong_names_are_found_before_any_work(tmp_path):
+    with pytest.raises(InputError, match="bench"):
+        runner.plan(request_in(tmp_path, benches=["digit-mlp"]))
+    with pytest.raises(InputError, match="protocol"):
+        runner.plan(request_in(tmp_path, protocol="desks"))
+    with pytest.raises(ConfigError):
+        runner.plan(replace(request_in(tmp_path), overrides=["partition.client=6"]))
+    with pytest.raises(InputError, match="nothing to run"):
+        runner.plan(request_in(tmp_path, benches=["cifar10-cnn"]))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_new_settings_of_later_versions_do_not_make_a_result_foreign():
+    config = config_of(Cell(BENCH, "classes", FEDAVG), "desk", 0)
+    recorded = config.model_dump(mode="json")
+    del recorded["run"]["max_void"]
+    assert summary.differences(recorded, config) == []
+    recorded["local"]["lr"] = 9.0
+    assert len(summary.differences(recorded, config)) == 1
+
+
+def test_time_left_counts_by_bench(monkeypatch):
+    now = iter([0.0, 60.0, 180.0])
+    monkeypatch.setattr(runner.time, "monotonic", lambda: next(now))
+    clock = runner.Clock(["a", "b", "a", "b", "c"])
+    assert clock.text() == "1/5"
+    clock.done("a")
+    assert clock.text() == "2/5, 4 min left"  # nothing is known of b and c: as long as a
+    clock.done("b")
+    assert clock.text() == "3/5, 4 min left"  # 1 + 2 + their mean, rounded
+
+
+# --------------------------------------------------------------------------- learning rates
+
+
+def test_the_validation_cut_sees_no_test_sample_and_no_sample_twice():
+    whole = assemble(config_of(Cell(BENCH, "classes", FEDAVG), "desk", 0))
+    cut = lr.validation_cut(whole)
+    for i, shard in cut.shards.items():
+        train, test = set(shard.train.tolist()), set(shard.test.tolist())
+        assert not train & test and train | test == set(whole.shards[i].train.tolist())
+        assert not (train | test) & set(whole.shards[i].test.tolist())
+        assert cut.problem.examples[i] == len(train)
+
+
+def test_recorded_rates_are_not_scored_again(tmp_path, monkeypatch):
+    scores = dict(zip(lr.GRID, (0.1, 0.5, 0.9, 0.7, 0.2), strict=True))
+    asked = []
+    monkeypatch.setattr(lr, "validate", lambda b, rate, *_: asked.append(rate) or scores[rate])
+    place = tmp_path / "deep" / "lr.json"
+    assert dict(lr.search(BENCH, 3, place, None, 1)) == scores
+    assert list(dict(lr.search(BENCH, 3, place, None, 1))) == asked == list(lr.GRID)
+    assert record.read_json(place)["digits-mlp"]["lr"] == 0.1
+
+
+def test_a_bench_without_a_chosen_rate_is_refused(tmp_path):
+    with pytest.raises(InputError, match="fedp3 reproduce lr --bench digits-mlp"):
+        runner.plan(request_in(tmp_path, rates={}))
+    given = replace(request_in(tmp_path, rates={}), overrides=["partition.clients=6", "local.lr=0.3"])
+    assert {job.config.local.lr for job in runner.plan(given)[0]} == {0.3}
+    assert {job.config.local.lr for job in runner.plan(request_in(tmp_path))[0]} == {0.1}
+
+
+def test_a_search_that_was_stopped_has_chosen_nothing(tmp_path):
+    place = tmp_path / "lr.json"
+    record.write_json(place, {"a": {"lr": 0.5, "validation": {"0.5": 0.9}}})
+    assert "a" not in lr.chosen(place)
+    record.write_json(place, {"a": {"lr": 0.5, "validation": {f"{r:g}": r for r in lr.GRID}}})
+    assert lr.chosen(place)["a"] == 0.5 and lr.chosen(tmp_path / "none.json") == dict(cells.LR)
+
+
+def test_a_rate_is_scored_by_training():
+    assert 0 <= lr.validate(BENCH, 0.1, 2, None, 1) <= 1
+
+
+# --------------------------------------------------------------------------- released, and the paper's coincidence
+
+
+def test_the_last_round_of_the_released_code_trains_heads_only(tmp_path):
+    smaller = ["partition.clients=6", "local.epochs=1", "model.width=0.02"]
+    request = replace(request_in(tmp_path, protocol="released"), overrides=smaller)
+    found = complete(request)[2]
+    assert "H" not in found["digits-mlp/classes/fedavg"][0].final
+    assert 0 <= found["digits-mlp/classes/opu2"][0].final["H"] <= 1
+    experiment = assemble(config_of(Cell(BENCH, "classes", layers("opu2")), "released", 0, 0, smaller))
+    plan = released.head_only(driver.plans_for(experiment.problem, 0)[0])
+    assert [l for l, p in plan.layers.items() if p.train] == [experiment.problem.layers.head]
+
+
+def test_on_three_hidden_layers_opu3_is_fedavg_bit_for_bit():
+    """As the paper's EMNIST-L columns show, and why the benches with that net leave OPU3 out."""
+    ends = []
+    for variant in (FEDAVG, layers("opu3")):
+        experiment = assemble(config_of(Cell(BENCH, "classes", variant), "desk", 0, 2, ["partition.clients=6"]))
+        ends.append(driver.drive(experiment, driver.make_engine(experiment, 1)).state.W)
+    assert all(torch.equal(w, ends[1][n]) for n, w in ends[0].items())

@@ -1,0 +1,241 @@
+"""Small clients as one stacked computation: what goes this way, that it is the same training, and its bits."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from fedp3 import stacked
+from fedp3.client import Job, local_update, stacked_updates
+from fedp3.data import from_tensors
+from fedp3.layermap import layer_map
+from fedp3.rng import Use, stream
+from fedp3.steps import Recipe, Shard, batches
+from fedp3.types import Local, Pruning
+from worlds import same, world
+
+CHAIN = (("fc1.weight", "fc1.bias"), ("fc2.weight", "fc2.bias"), ("fc3.weight", "fc3.bias"), ("ffc.weight", "ffc.bias"))
+
+
+class Functional(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 3, bias=False), nn.Linear(3, 2)
+
+    def forward(self, x):
+        return self.b(F.relu(self.a(x.flatten(1))))
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        return self.b(F.relu(self.a(F.relu(self.a(x)))))
+
+
+class Skips(Functional):
+    def forward(self, x):
+        h = F.relu(self.a(x))
+        return self.b(h + h)
+
+
+def mlp(*between: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 3), *between, nn.Linear(3, 2))
+
+
+def hooked() -> nn.Module:
+    net = mlp(nn.ReLU())
+    net[0].register_forward_hook(lambda m, args, out: out * 2)
+    return net
+
+
+# --------------------------------------------------------------------------- which nets
+
+
+@pytest.mark.parametrize(
+    ("net", "want"),
+    [
+        (mlp(nn.ReLU()), (("0.weight", "0.bias"), ("2.weight", "2.bias"))),
+        (nn.Linear(4, 2), ()),  # no module of its own to trace: plain autograd
+        (nn.Sequential(nn.Linear(4, 2)), (("0.weight", "0.bias"),)),
+        (mlp(nn.ReLU(), nn.Identity()), (("0.weight", "0.bias"), ("3.weight", "3.bias"))),
+        (nn.Sequential(nn.Flatten(), nn.Linear(4, 2)), (("1.weight", "1.bias"),)),
+        (Functional(), (("a.weight", None), ("b.weight", "b.bias"))),
+    ],
+)
+def test_a_chain_of_layers_with_relu_between_is_found(net, want):
+    assert stacked.chain(net, flat=True) == want
+
+
+@pytest.mark.parametrize(
+    "net",
+    [
+        mlp(), mlp(nn.Tanh()), mlp(nn.ReLU6()), mlp(nn.ReLU(), nn.Dropout()), mlp(nn.BatchNorm1d(3), nn.ReLU()),
+        nn.Sequential(nn.Linear(4, 2), nn.ReLU()), nn.Sequential(nn.Flatten(0), nn.Linear(4, 2)), Twice(),
+        Skips(), hooked(),
+    ],
+)  # fmt: skip
+def test_anything_else_is_left_to_autograd(net):
+    assert stacked.chain(net, flat=True) == ()
+
+
+def test_images_need_a_flatten():
+    assert stacked.chain(mlp(nn.ReLU()), flat=False) == ()
+    assert stacked.chain(nn.Sequential(nn.Flatten(), *mlp(nn.ReLU())), flat=False)
+
+
+def test_the_choice_follows_from_sizes_and_settings_alone():
+    data = from_tensors(torch.zeros(4, 8), torch.zeros(4, dtype=torch.int64), classes=2)
+
+    def choose(width: int, local: str = "fixed", device: str = "cpu") -> bool:
+        net = nn.Sequential(nn.Linear(8, width), nn.ReLU(), nn.Linear(width, 2))
+        return bool(stacked.choose(net, layer_map(net), data, Local(), Pruning(local=local), device))
+
+    most = (stacked.SMALL - 2) // 11  # 8w + w + 2w + 2 parameters
+    assert choose(most) and not choose(most + 1)
+    assert not choose(4, device="cuda") and not choose(4, "uniform")
+    images = replace(data, x=torch.zeros(4, 1, 2, 4), flip=True)
+    net = nn.Sequential(nn.Flatten(), nn.Linear(8, 2))
+    assert not stacked.choose(net, layer_map(net), images, Local(), Pruning(), "cpu")  # drawn image by image
+    assert stacked.choose(net, layer_map(net), images, Local(augment=False), Pruning(), "cpu")
+
+
+# --------------------------------------------------------------------------- the same training
+
+
+def both(here, tasks):
+    """The same tasks by autograd, and stacked one by one."""
+    plain, small = here.recipe, replace(here.recipe, chain=CHAIN)
+    return [[local_update(r, here.shards[task.plan.client], task, None) for task in tasks] for r in (plain, small)]
+
+
+SETTINGS = {
+    "plain": {},
+    "momentum, decay and clip": {"momentum": 0.9, "weight_decay": 0.1, "clip_norm": 0.5},
+    "epochs with a short last batch": {"steps": 0, "epochs": 2},
+    "batches larger than the data": {"batch": 1000},
+    "a schedule": {"schedule": "cosine"},
+}
+
+
+@pytest.mark.parametrize("selector", ["magnitude", "neuron"])
+@pytest.mark.parametrize("physical", [True, False])
+@pytest.mark.parametrize("others", ["train", "freeze"])
+@pytest.mark.parametrize("local", SETTINGS.values(), ids=SETTINGS.keys())
+def test_a_stacked_client_trains_as_autograd_does(local, others, physical, selector):
+    here = world(selector=selector, physical=physical, **local)
+    tasks = here.tasks(here.plans("opu2", 0.5, others=others), t=2, evaluate=True)
+    for (a, _), (b, _) in zip(*both(here, tasks), strict=True):
+        assert a.tensors.keys() == b.tensors.keys()
+        for n, w in a.tensors.items():
+            torch.testing.assert_close(b.tensors[n], w, rtol=1e-4, atol=1e-6)
+        assert a.metrics == pytest.approx(b.metrics, rel=1e-4)
+
+
+def test_pruned_coordinates_that_are_not_held_grow_again():
+    here = world(hold=False)
+    (a, *_), (b, *_) = both(here, here.tasks(here.plans("lowerb", 0.3, upload="zeros")))
+    for n, w in a[0].tensors.items():
+        torch.testing.assert_close(b[0].tensors[n], w, rtol=1e-4, atol=1e-6)
+
+
+def test_layers_without_bias_and_deep_ones_train_too():
+    net = nn.Sequential(nn.Flatten(), nn.Linear(9, 7, bias=False), nn.ReLU(), nn.Linear(7, 4, bias=False))
+    here = world().but(net=net, layers=layer_map(net), W={n: w.detach().clone() for n, w in net.state_dict().items()})
+    tasks = here.tasks(here.plans("full", 1.0))
+    small = replace(here.recipe, chain=stacked.chain(net, flat=False))
+    assert small.chain == (("1.weight", None), ("3.weight", None))
+    for task in tasks:
+        a, b = (local_update(r, here.shards[task.plan.client], task, None)[0] for r in (here.recipe, small))
+        torch.testing.assert_close(dict(a.tensors), dict(b.tensors), rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["evaluate", "probe"])
+def test_scores_are_those_of_autograd(kind):
+    here = world()
+    for (a, s), (b, t) in zip(*both(here, here.tasks(here.plans(), kind=kind, evaluate=True)), strict=True):
+        assert s is t is None and not a.tensors and not b.tensors
+        assert a.metrics == pytest.approx(b.metrics, rel=1e-5)
+
+
+def test_a_personal_head_stays_and_is_started_from():
+    here = world()
+    small = replace(here.recipe, chain=CHAIN)
+    (task, *_) = here.tasks(here.plans(head="personal"))
+    first, kept = local_update(small, here.shards[0], task, None)
+    assert set(kept.tensors) == {"ffc.weight", "ffc.bias"} and "ffc.weight" not in first.tensors
+    again, _ = local_update(small, here.shards[0], replace(task, state_from=0), kept)
+    assert not same(first.tensors, again.tensors)
+
+
+@given(samples=st.integers(1, 40), batch=st.integers(1, 20), steps=st.integers(1, 12), epochs=st.integers(0, 2))
+def test_batches_are_dealt_as_everywhere(samples, batch, steps, epochs):
+    local = Local(steps=steps, epochs=epochs, batch=batch)
+    here = world()
+    task = here.tasks(here.plans())[1]
+    shard = Shard(torch.randperm(200)[:samples], torch.arange(0))
+    recipe = replace(here.recipe, local=local)
+    dealt = list(stacked._batches(recipe, [stacked.Member(shard, task, {})]))
+    want = list(batches(samples, local, stream(recipe.seed, Use.BATCHES, task.t, task.plan.client)))
+    assert len(dealt) == len(want)
+    for (at, weight), rows in zip(dealt, want, strict=True):
+        assert at[0, : len(rows)].tolist() == shard.train[rows].tolist()
+        assert weight[0].tolist() == pytest.approx([1 / len(rows)] * len(rows) + [0.0] * (at.shape[1] - len(rows)))
+
+
+# --------------------------------------------------------------------------- the same bits
+
+
+@st.composite
+def fleets(draw):
+    """A random MLP, and clients with data of several sizes."""
+    sides = [draw(st.integers(1, 70)) for _ in range(draw(st.integers(2, 4)))]
+    net = nn.Sequential(
+        *[m for a, b in zip(sides, [*sides[1:], 4], strict=True) for m in (nn.Linear(a, b), nn.ReLU())][:-1]
+    )
+    clients = draw(st.integers(2, 9))
+    sizes = [draw(st.sampled_from([5, 17, 30])) for _ in range(clients)]
+    return net, sides[0], sizes, draw(st.integers(1, 24)), draw(st.sampled_from([0.0, 0.01, 10.0]))
+
+
+@settings(max_examples=40, deadline=None)
+@given(fleets(), st.integers(0, 2**31), st.data())
+def test_company_changes_no_bit(fleet, seed, data):
+    net, inputs, sizes, batch, clip = fleet
+    rng = torch.Generator().manual_seed(seed)
+    pool = from_tensors(torch.randn(sum(sizes), inputs, generator=rng), torch.randint(4, (sum(sizes),), generator=rng))
+    pool = replace(pool, classes=4)
+    layers = layer_map(net)
+    W = {n: torch.randn(w.shape, generator=rng) for n, w in net.state_dict().items()}
+    local = Local(steps=4, batch=batch, clip_norm=clip, momentum=0.5)
+    recipe = Recipe(net, layers, pool, local, Pruning(), W, seed, chain=stacked.chain(net, flat=True))
+    parts = torch.split(torch.arange(sum(sizes)), sizes)
+    here = replace(world(), layers=layers, W=W, seed=seed, shards={i: Shard(at, at[:3]) for i, at in enumerate(parts)})
+    tasks = here.tasks(here.plans("full", 1.0), evaluate=True)
+    jobs = [Job(here.shards[task.plan.client], task) for task in tasks]
+    alone = [stacked_updates(recipe, [job])[0][0] for job in jobs]
+    keys = [stacked.alike(recipe, job.shard, job.task) for job in jobs]
+    for key in set(keys):
+        who = data.draw(st.permutations([i for i, k in enumerate(keys) if k == key]))
+        for i, (update, _) in zip(who, stacked_updates(recipe, [jobs[i] for i in who]), strict=True):
+            assert same(update.tensors, alone[i].tensors)
+            assert update.metrics == alone[i].metrics
+
+
+def test_clients_of_other_sizes_or_plans_are_not_alike():
+    here = world(sizes=[10, 10, 40], batch=20)
+    recipe = replace(here.recipe, chain=CHAIN)
+    a, b, c = (
+        stacked.alike(recipe, here.shards[task.plan.client], task) for task in here.tasks(here.plans("full", 1.0))
+    )
+    assert a == b != c
+    other = here.tasks(here.plans("lowerb"))[0]
+    assert stacked.alike(recipe, here.shards[0], other) != a
+    assert stacked.alike(recipe, Shard(torch.arange(0), torch.arange(3)), other) is None
+    assert stacked.alike(here.recipe, here.shards[0], other) is None
