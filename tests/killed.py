@@ -31,7 +31,7 @@ def after(calls: int, function, half=None):
     return wrapped
 
 
-def half_written(path: Path, data: bytes) -> None:
+def half_written(path: Path, data: bytes, **how) -> None:
     path.with_name(f".{path.name}.new").write_bytes(data[: len(data) // 2])
 
 
@@ -43,10 +43,10 @@ def half_event(folder: Path, done: server.RoundRecord) -> None:
 def only_tensors(write):
     """A write that dies between a checkpoint's tensors and its manifest."""
 
-    def wrapped(path: Path, data: bytes) -> None:
+    def wrapped(path: Path, data: bytes, **how) -> None:
         if path.name == "00000002.json":
             die()
-        write(path, data)
+        write(path, data, **how)
 
     return wrapped
 

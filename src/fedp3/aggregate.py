@@ -109,26 +109,44 @@ LEARNS = frozenset({"attention"})  # rules that need a memory of the last round
 # --------------------------------------------------------------------------- the one masked mean
 
 
+AT_ONCE = 1 << 15  # numbers of small uploads that wait to be added in one call
+
+
 @dataclass(slots=True)
 class _Sum:
     """sum_i a_i w_i and sum_i a_i of one tensor so far: no tensor of weights while everybody sent all of it."""
 
     num: Tensor
     den: Tensor | list[float] = field(default_factory=list)
+    waiting: list[Tensor] = field(default_factory=list)  # the last ones of those in `den`, not yet in `num`
 
     def add(self, w: Tensor, kept: Kept, a: float) -> None:
         if kept is None and isinstance(self.den, list):
-            self.num.add_(w, alpha=a)
+            self.waiting.append(w)
             self.den.append(a)
+            if len(self.waiting) * w.numel() >= AT_ONCE:
+                self._settle()
             return
         if isinstance(self.den, list):
+            self._settle()
             self.den = torch.full_like(self.num, math.fsum(self.den))
         values = M.take(w, kept).to(torch.float64) * a
         M.add_at(self.num, values, kept)
         M.add_at(self.den, torch.full_like(values, a), kept)
 
+    def _settle(self) -> None:
+        some, self.waiting = self.waiting, []
+        assert isinstance(self.den, list)
+        if len(some) == 1:
+            self.num.add_(some[0], alpha=self.den[-1])
+        elif some:
+            a = torch.tensor(self.den[-len(some) :], dtype=torch.float64).view(-1, *[1] * self.num.dim())
+            rows = torch.stack(some)
+            self.num += (rows if bool((a == 1).all()) else rows * a).sum(0, dtype=torch.float64)
+
     def mean(self, old: Tensor) -> Tensor:
         if isinstance(self.den, list):
+            self._settle()
             return self.num.div_(math.fsum(self.den)).to(old.dtype)
         return torch.where(self.den > 0, (self.num / self.den).to(old.dtype), old)
 
@@ -188,8 +206,10 @@ def _add_up(
     W: Params, who: Iterable[Contribution], layers: LayerMap, stale: str, weigh: Callable[[Contribution, Layer], float]
 ) -> tuple[Params, Sent]:
     sums: dict[str, _Sum] = {}
+    uploaded: dict[int, tuple[Layer, ...]] = {}  # plans of a fleet share their layers
     for c in who:
-        for l in c.plan.uploaded:
+        at = id(c.plan.layers)
+        for l in uploaded.get(at) or uploaded.setdefault(at, c.plan.uploaded):
             a = weigh(c, l)
             if not (math.isfinite(a) and a > 0):
                 raise RunError(f"layer {l!r}, client {c.client}: want a finite weight > 0, got {a}")

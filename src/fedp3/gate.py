@@ -7,17 +7,19 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import torch
 from torch import Tensor
 
 from fedp3.compress import SCALE, dtype_of, scales_of
-from fedp3.types import AS_IS, ClientUpdate, Compression, Contribution, Failure, LayerMap, Reply, Task
+from fedp3.types import AS_IS, ClientPlan, ClientUpdate, Compression, Contribution, Failure, LayerMap, Reply, Task
 
 EXTRA_LIMIT = 1 << 20  # bytes of extras that are read before anybody knows which are expected
 METRIC_LIMIT = 64
 METRIC_MOST = torch.finfo(torch.float32).max  # what a net computes; larger ones could overflow a sum over clients
 NAME_LIMIT = 80  # characters of a client's own words that a reason repeats
+HANDFUL = 1 << 17  # numbers in small updates that are looked through in one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +31,21 @@ class Brought:
 
 
 NOTHING = Brought()
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What an update under one plan must hold."""
+
+    tensors: Mapping[str, tuple[tuple[int, ...], torch.dtype]]
+    extras: Mapping[str, tuple[int, ...]]
+
+
+def expected(plan: ClientPlan, layers: LayerMap, brought: Brought = NOTHING) -> Expected:
+    """Names, shapes and types of all that an update brings."""
+    names = [n for l in plan.uploaded for n in layers.layers[l]]
+    tensors = {n: (layers.shapes[n], dtype_of(n, layers, brought.compression)) for n in names}
+    return Expected(tensors, {**brought.extras, **scales_of(plan, layers, brought.compression)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +87,7 @@ def sift(
     asked = {task.plan.client: task for task in tasks}
     settled: dict[int, Contribution | None] = {}
     order = deque(sorted(asked))
-    for reply in replies:
+    for reply, reason in _looked_at(replies, asked, layers, examples, brought):
         i = reply.client
         if i in settled:
             rejected.setdefault(i, "answered twice; the first answer counts")
@@ -80,9 +97,7 @@ def sift(
                 late.append(i)
             else:
                 rejected.setdefault(i, reply.reason)
-        elif i not in asked:
-            rejected.setdefault(i, "was not asked this round")
-        elif reason := flaw(reply, asked[i], layers, examples.get(i, 0), brought):
+        elif reason:
             rejected.setdefault(i, reason)
         else:
             settled[i] = Contribution(reply, asked[i].plan, asked[i].masks)
@@ -93,14 +108,45 @@ def sift(
     yield from (ready for i in order if (ready := settled.get(i)) is not None)
 
 
+def _looked_at(
+    replies: Iterable[Reply], asked: Mapping[int, Task], layers: LayerMap, examples: Mapping[int, int], brought: Brought
+) -> Iterator[tuple[Reply, str]]:
+    """Each reply with its flaw.  Small updates are looked through together: a call costs more than their numbers."""
+    known: dict[int, Expected] = {}  # plans of a fleet share few sets of layers
+    size = max(1, HANDFUL // sum(math.prod(shape) for shape in layers.shapes.values()))
+    stream = iter(replies)
+    while some := list(islice(stream, size)):
+        flaws = []
+        for reply in some:
+            task = asked.get(reply.client)
+            if isinstance(reply, Failure):
+                flaws.append(reply.reason)
+            elif task is None:
+                flaws.append("was not asked this round")
+            else:
+                at = id(task.plan.layers)
+                want = known.get(at) or known.setdefault(at, expected(task.plan, layers, brought))
+                flaws.append(_malformed(reply, task, want, examples.get(reply.client, 0), layers))
+        good = [r for r, why in zip(some, flaws, strict=True) if not why and isinstance(r, ClientUpdate)]
+        numbers = [w for update in good for w in (*update.tensors.values(), *update.extra.values())]
+        fine = _finite(numbers, small=size > 1)
+        for reply, why in zip(some, flaws, strict=True):
+            yield reply, why or ("" if fine or isinstance(reply, Failure) else _not_finite(reply))
+
+
 def flaw(update: ClientUpdate, task: Task, layers: LayerMap, examples: int, brought: Brought) -> str:
     """The first reason not to use this update; empty if there is none."""
+    want = expected(task.plan, layers, brought)
+    return _malformed(update, task, want, examples, layers) or _not_finite(update)
+
+
+def _malformed(update: ClientUpdate, task: Task, want: Expected, examples: int, layers: LayerMap) -> str:
     return (
         _stale(update, task)
         or _wrong_count(update.examples, examples)
-        or _wrong_names(update, task, layers)
-        or _wrong_tensors(update, layers, brought.compression)
-        or _wrong_extra(update, {**brought.extras, **scales_of(task.plan, layers, brought.compression)})
+        or _wrong_names(update, want, layers)
+        or _wrong_tensors(update, want)
+        or _wrong_extra(update, want.extras)
         or _wrong_metrics(update)
     )
 
@@ -122,13 +168,12 @@ def _shown(got: object) -> str:
     return repr(got)[:NAME_LIMIT] if isinstance(got, int | float | str) else f"a {type(got).__name__}"
 
 
-def _wrong_names(update: ClientUpdate, task: Task, layers: LayerMap) -> str:
-    want = {n for l in task.plan.uploaded for n in layers.layers[l]}
-    if update.tensors.keys() == want:
+def _wrong_names(update: ClientUpdate, want: Expected, layers: LayerMap) -> str:
+    if update.tensors.keys() == want.tensors.keys():
         return ""
     got = set(update.tensors)
     unknown = sorted(map(str, got - set(layers.shapes)))
-    unplanned, missing = sorted(map(str, got - want)), sorted(want - got)
+    unplanned, missing = sorted(map(str, got - set(want.tensors))), sorted(set(want.tensors) - got)
     if unknown:
         return f"unknown tensor {_short(unknown)}"
     if unplanned:
@@ -140,14 +185,13 @@ def _short(names: Sequence[str]) -> str:
     return repr(names[0][:NAME_LIMIT]) + (f" and {len(names) - 1} more" if len(names) > 1 else "")
 
 
-def _wrong_tensors(update: ClientUpdate, layers: LayerMap, compression: Compression) -> str:
+def _wrong_tensors(update: ClientUpdate, want: Expected) -> str:
     for n, w in update.tensors.items():
-        if reason := _not_plain(w, dtype_of(n, layers, compression)):
+        shape, dtype = want.tensors[n]
+        if reason := _not_plain(w, dtype):
             return f"tensor {n!r} {reason}"
-        if tuple(w.shape) != layers.shapes[n]:
-            return f"tensor {n!r} has shape {tuple(w.shape)}, want {layers.shapes[n]}"
-        if not _finite(w):
-            return f"tensor {n!r} holds NaN or infinity"
+        if w.shape != shape:
+            return f"tensor {n!r} has shape {tuple(w.shape)}, want {shape}"
     return ""
 
 
@@ -157,26 +201,31 @@ def _not_plain(w: object, want: torch.dtype = torch.float32) -> str:
     return "" if w.layout == torch.strided and w.device.type == "cpu" else "is not a dense tensor in memory"
 
 
-def _finite(w: Tensor) -> bool:
-    # The sum of finite numbers is finite unless it overflows: look closer only then.
-    return math.isfinite(float(w.sum())) or bool(torch.isfinite(w).all())
+def _finite(tensors: Sequence[Tensor], *, small: bool) -> bool:
+    # The sum of finite numbers is finite unless it overflows: who fails here is looked at closer.
+    several = [torch.cat([w.flatten() for w in tensors])] if small and tensors else tensors
+    return all(math.isfinite(float(w.sum())) for w in several)
+
+
+def _not_finite(update: ClientUpdate) -> str:
+    for kind, named in (("tensor", update.tensors), ("extra", update.extra)):
+        if bad := [n for n, w in named.items() if not bool(torch.isfinite(w).all())]:
+            return f"{kind} {_short(bad)} holds NaN or infinity"
+    return ""
 
 
 def _wrong_extra(update: ClientUpdate, extras: Mapping[str, tuple[int, ...]]) -> str:
-    unknown, missing = sorted(map(str, set(update.extra) - set(extras))), sorted(set(extras) - set(update.extra))
-    if unknown:
-        return f"unknown extra {_short(unknown)}"
-    if missing:
-        return f"extra {_short(missing)} is missing"
+    if update.extra.keys() != extras.keys():
+        unknown, missing = sorted(map(str, set(update.extra) - set(extras))), sorted(set(extras) - set(update.extra))
+        return f"unknown extra {_short(unknown)}" if unknown else f"extra {_short(missing)} is missing"
     for n, w in update.extra.items():
         if reason := _not_plain(w):
             return f"extra {n!r} {reason}"
-        if tuple(w.shape) != extras[n]:
+        if w.shape != extras[n]:
             return f"extra {n!r} has shape {tuple(w.shape)}, want {extras[n]}"
         if n.startswith(SCALE) and bool(w < 0):
             return f"extra {n!r} is negative"
-    bad = [n for n, w in update.extra.items() if not _finite(w)]
-    return f"extra {_short(bad)} holds NaN or infinity" if bad else ""
+    return ""
 
 
 def _wrong_metrics(update: ClientUpdate) -> str:

@@ -193,9 +193,9 @@ OTHERS: Mapping[str, LayerPlan] = {  # layers outside L_i
 
 
 def client_plans(
-    rules: PlanRules, layers: LayerMap, keep: Sequence[float], seed: int, t: int
+    rules: PlanRules, layers: LayerMap, keep: Sequence[float], seed: int, t: int, clients: Sequence[int] | None = None
 ) -> tuple[ClientPlan, ...]:
-    """The plan of every client in round t; `keep` has one share per client."""
+    """The plans of these clients, or of all, in round t; `keep` has one share per client of the fleet."""
     head = pick(HEADS, rules.head, "kind of head")
     other = pick(OTHERS, rules.others, "way to treat layers outside L_i")
 
@@ -206,7 +206,7 @@ def client_plans(
         return {l: LayerPlan() if l in L_i else rest for l in layers.layers} | {layers.head: head}
 
     sets = layer_sets(rules, layers, len(keep), seed, t)
-    return tuple(ClientPlan(i, plan(L_i, r)) for i, (L_i, r) in enumerate(zip(sets, keep, strict=True)))
+    return tuple(ClientPlan(i, plan(sets[i], keep[i])) for i in (range(len(keep)) if clients is None else clients))
 
 
 def devices(keep: float | Sequence[float] | Mapping[float, float], clients: int, seed: int) -> tuple[float, ...]:

@@ -196,14 +196,12 @@ def dealt_out(plans: Sequence[ClientPlan], selector: str, parts: int) -> list[Cl
     """Plans that share the units out among so many clients, where the selector does; else as they are."""
     if not pick(SELECTORS, selector, "selector").deals:
         return list(plans)
-    return [
-        replace(
-            plan,
-            deal=(j % parts, parts),
-            layers={l: replace(p, keep=1 / parts) if p.send == "pruned" else p for l, p in plan.layers.items()},
-        )
-        for j, plan in enumerate(plans)
-    ]
+    once = {id(plan.layers): plan.layers for plan in plans}
+    dealt = {
+        at: {l: replace(p, keep=1 / parts) if p.send == "pruned" else p for l, p in of.items()}
+        for at, of in once.items()
+    }
+    return [ClientPlan(plan.client, dealt[id(plan.layers)], (j % parts, parts)) for j, plan in enumerate(plans)]
 
 
 # --------------------------------------------------------------------------- dispatch
@@ -216,10 +214,11 @@ def dispatch(
 
     Clients with equal masks share the pruned tensors, so a fleet costs no more memory than its variety.
     """
+    s = pick(SELECTORS, pruning.selector, "selector")
     memo: dict[tuple[object, ...], Tensor] = {}
     pruned: dict[tuple[str, int], Tensor] = {}  # (tensor, identity of its mask) -> P ⊙ W; `memo` keeps masks alive
-    out: list[tuple[Params, Masks]] = []
-    for plan in plans:
+
+    def made(plan: ClientPlan) -> tuple[Params, Masks]:
         masks = masks_for(plan, W, layers, pruning, t, seed, memo)
         weights = {}
         for l, p in plan.layers.items():
@@ -230,8 +229,13 @@ def dispatch(
                     weights[n] = M.zero_pruned(W[n], kept)
                 else:
                     weights[n] = pruned[at] = pruned[at] if at in pruned else M.zero_pruned(W[n], kept)
-        out.append((weights, masks))
-    return out
+        return weights, masks
+
+    if s.draws or s.deals:
+        return [made(plan) for plan in plans]
+    once = {id(plan.layers): plan for plan in plans}  # plans of a fleet share their layers
+    same = {at: made(plan) for at, plan in once.items()}
+    return [same[id(plan.layers)] for plan in plans]
 
 
 # --------------------------------------------------------------------------- Q: one draw per local step

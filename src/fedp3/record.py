@@ -43,8 +43,11 @@ def model_sha256(W: Params) -> str:
 # --------------------------------------------------------------------------- files
 
 
-def write_atomic(path: Path, data: bytes) -> None:
-    """All of it or nothing: a crash or a full disk leaves the old file."""
+def write_atomic(path: Path, data: bytes, *, last: bool = True) -> None:
+    """All of it or nothing: a crash or a full disk leaves the old file.
+
+    With `last` its name, too, is on disk in the end; without, some later write to the same folder sees to that.
+    """
     new = path.with_name(f".{path.name}.new")
     try:
         with new.open("wb") as file:
@@ -52,7 +55,8 @@ def write_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         new.replace(path)
-        _sync_folder(path.parent)
+        if last:
+            _sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             new.unlink()
@@ -211,13 +215,16 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, digest: str) -> None:
         "torch": torch.__version__,
     }
     place = folder / "checkpoint"
-    write_atomic(place / f"{state.t:08d}.safetensors", data)
-    write_atomic(
-        place / f"{state.t:08d}.json", _line({**manifest, OWN_SHA256: hashlib.sha256(_line(manifest)).hexdigest()})
-    )
+    write_atomic(place / f"{state.t:08d}.safetensors", data, last=False)  # its manifest follows into the same folder
+    write_atomic(place / f"{state.t:08d}.json", _signed(_line(manifest)))
     for old in _numbers(place)[:-KEPT]:
         for suffix in ("json", "safetensors"):
             (place / f"{old:08d}.{suffix}").unlink(missing_ok=True)
+
+
+def _signed(line: bytes) -> bytes:
+    """A JSON object with the hash of its line as one more entry."""
+    return line.rstrip(b"}\n") + f', "{OWN_SHA256}": "{hashlib.sha256(line).hexdigest()}"}}\n'.encode()
 
 
 def _numbers(place: Path) -> list[int]:

@@ -23,7 +23,19 @@ from fedp3.plan import PlanRules, client_plans
 from fedp3.privacy.ledger import Budget, Ledger
 from fedp3.prune import dealt_out, dispatch
 from fedp3.rng import Use, stream
-from fedp3.types import AS_IS, ClientPlan, Compression, Contribution, Execute, LayerMap, Params, Pruning, Reply, Task
+from fedp3.types import (
+    AS_IS,
+    ClientPlan,
+    ClientUpdate,
+    Compression,
+    Contribution,
+    Execute,
+    LayerMap,
+    Params,
+    Pruning,
+    Reply,
+    Task,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,10 +143,10 @@ def run_round(
 ) -> tuple[ServerState, RoundRecord]:
     """One round of Algorithm 1."""
     began, t = time.perf_counter(), state.t
-    plans = plans_for(problem, t)
     clients = sample(problem, t, ledger)
     scored = _evaluates(problem, t)
-    asked = dealt_out([plans[i] for i in clients], problem.pruning.selector, len(clients))
+    plans = client_plans(problem.rules, problem.layers, problem.keep, problem.seed, t, clients)
+    asked = dealt_out(plans, problem.pruning.selector, len(clients))
     tasks = _tasks(problem, state, asked, evaluate=scored)  # Alg. 1, ll. 5-6
     if ledger is not None:
         ledger.charge(clients, t)  # before anything leaves
@@ -212,11 +224,11 @@ def _advance(
 
     def counted() -> Iterator[Contribution]:
         for c in sift(replies, tasks, problem.layers, problem.examples, rejected, late, brought):
-            own = {n: c.update.extra[n] for n in state.extra}
-            accepted.append(replace(c, update=replace(c.update, tensors={}, extra=own)))
-            sent, extra = c.update.tensors, c.update.extra
-            whole = unpack(sent, extra, asked[c.client], problem.layers, stale, compression)
-            yield replace(c, update=replace(c.update, tensors=whole))
+            u = c.update
+            told = ClientUpdate(u.client, u.t, {}, u.examples, u.metrics, {n: u.extra[n] for n in state.extra})
+            accepted.append(Contribution(told, c.plan, c.masks))
+            whole = unpack(u.tensors, u.extra, asked[c.client], problem.layers, stale, compression)
+            yield c if whole is u.tensors else replace(c, update=replace(u, tensors=whole))
 
     W, memory = aggregate(state.W, counted(), problem.layers, stale, how, state.memory, problem.seed)
     verdict = Verdict(tuple(accepted), rejected, tuple(sorted(late)))
@@ -230,10 +242,10 @@ def _advance(
 
 
 def _record(problem: Problem, t: int, tasks: Sequence[Task], verdict: Verdict, new: ServerState) -> RoundRecord:
-    known: dict[object, Traffic] = {}  # equal plans cost the same
+    known: dict[object, Traffic] = {}
 
     def bytes_of(plan: ClientPlan) -> Traffic:
-        key = (tuple(plan.layers.items()), plan.deal)
+        key = (id(plan.layers), plan.deal)  # a fleet's plans share their layers
         if key not in known:
             known[key] = traffic(plan, problem.layers, problem.pruning, problem.compression)
         return known[key]

@@ -87,13 +87,13 @@ def _step(node: fx.Node, modules: Mapping[str, nn.Module]) -> str:
 
 
 def alike(recipe: Recipe, shard: Shard, task: Task) -> Hashable:
-    """Clients that agree in this can be stacked; None: this one cannot."""
+    """Clients that agree in this can be stacked; None: this one cannot.  Plans of a fleet share their layers."""
     hooked = recipe.private is not None or not recipe.hooks.plain(task.kind)
     if not recipe.chain or hooked or not len(shard.train):
         return None
     counts = tuple(sorted((g, len(at)) for g, at in task.masks.units.items()))
     shape = _steps(len(shard.train), recipe.local), _rows(len(shard.train), recipe.local)
-    return task.t, task.kind, task.evaluate, tuple(task.plan.layers.items()), counts, shape
+    return task.t, task.kind, task.evaluate, id(task.plan.layers), counts, shape
 
 
 def most(recipe: Recipe) -> int:
