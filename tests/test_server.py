@@ -471,3 +471,20 @@ def test_finishing_scores_all_clients_and_probes_those_that_have_something_to_tr
     problem = here.problem(examples={0: 10, 2: 12})
     final = finish(problem, here.state, here.engine().execute)
     assert set(final.G.clients) == set(final.D.clients) == {0, 1, 2} and set(final.P.clients) == {0, 2}
+
+
+def test_what_the_last_round_measured_is_not_measured_again_and_is_the_same():
+    here = world("mlp", 3)
+    problem = here.problem(rounds=1)
+    state, record = run_round(problem, here.state, here.engine().execute)
+    kinds = []
+
+    def watched(tasks):
+        kinds.extend(task.kind for task in tasks)
+        return here.engine().execute(tasks)
+
+    again = finish(problem, state, here.engine().execute)
+    assert finish(problem, state, watched, None, record) == again
+    assert set(kinds) == {"probe"}
+    older = replace(record, t=record.t - 1)  # of another model
+    assert finish(problem, state, watched, None, older) == again and set(kinds) == {"probe", "evaluate"}

@@ -117,7 +117,7 @@ def drive(
     budget = experiment.problem.budget
     ledger = None if budget is None else open_ledger(budget, digest, folder)
     records: list[dict[str, Any]] = record.read_events(folder) if folder else []
-    began = time.perf_counter()
+    began, done = time.perf_counter(), None
 
     def save() -> None:
         nonlocal saved
@@ -135,7 +135,7 @@ def drive(
                 save()
             if on_round is not None:
                 on_round(done)
-        final = finish(experiment.problem, state, engine.execute, ledger)
+        final = finish(experiment.problem, state, engine.execute, ledger, done)
     finally:
         save()
     extra = time.perf_counter() - began - sum(r["seconds"] for r in records if r["t"] >= (start.t if start else 0))
