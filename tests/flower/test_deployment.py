@@ -39,17 +39,17 @@ def running(tmp_path_factory):
     assert not [pid for pid in watched if Path(f"/proc/{pid}").exists()]
 
 
-def wait_for(condition, seconds: float = SECONDS):
+def wait_for(condition, seconds: float = SECONDS, every: float = 0.2):
     end = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < end, "nothing happened"
-        time.sleep(0.2)
+        time.sleep(every)
     return found
 
 
 def started(running, app: Path, **keys) -> str:
     """Start a run; returns its number."""
-    said = " ".join(f'{k}="{v}"' if isinstance(v, str) else f"{k}={v}" for k, v in keys.items())
+    said = " ".join(f"{k}={json.dumps(v)}" for k, v in keys.items())  # TOML writes these as JSON does
     out = flwr(running.place, "run", str(app), "up", *(["--run-config", said] if said else []), "--format", "json")
     return str(json.loads(out[out.index("{") :])["run-id"])
 
@@ -60,7 +60,8 @@ def about(running, run: str) -> dict:
 
 
 def ended(running, run: str) -> dict:
-    return wait_for(lambda: (r := about(running, run))["status"].startswith("finished") and r)
+    # Each look is a process of its own that costs a second: not more often than needed.
+    return wait_for(lambda: (r := about(running, run))["status"].startswith("finished") and r, every=3)
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +69,9 @@ def hard(tmp_path_factory):
     """The config of the promise, and the model it gives in process."""
     settings = config.parse({}, [*SETTINGS, *HARD])
     experiment = assemble(settings)
-    return settings, drive(experiment, make_engine(experiment, 1)).result
+    return settings, json.loads(json.dumps(drive(experiment, make_engine(experiment, 1)).result))
 
 
-@pytest.mark.deploy
 def test_three_nodes_and_two_rounds_give_the_bits_of_a_run_in_process(running, hard, tmp_path):
     settings, whole = hard
     write_app(tmp_path / "app", settings, tmp_path / "run", None)
@@ -263,12 +263,15 @@ def test_an_app_is_written_once_and_only_from_a_good_config(tmp_path):
 @pytest.mark.deploy
 def test_up_starts_a_cluster_and_stops_it_on_a_signal(tmp_path):
     up = [sys.executable, "-m", "fedp3", "flower", "up", "--nodes", "1", "--dir", str(tmp_path / "up")]
-    process = subprocess.Popen(up, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    assert re.match(r"1 nodes on 127\.0\.0\.1:\d+", process.stdout.readline())
-    assert f"FLWR_HOME={tmp_path / 'up' / 'home'} flwr run" in process.stdout.readline()
-    wait_for(lambda: "active" in flwr_at(tmp_path / "up" / "home", "supernode", "list", "up").lower(), 300)
-    process.send_signal(signal.SIGINT)
-    process.communicate(timeout=120)
+    with subprocess.Popen(up, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            assert re.match(r"1 node on 127\.0\.0\.1:\d+", process.stdout.readline())
+            assert f"FLWR_HOME={tmp_path / 'up' / 'home'} flwr run" in process.stdout.readline()
+            home = tmp_path / "up" / "home"
+            wait_for(lambda: "online" in flwr_at(home, "supernode", "list", "up"), 300, every=2)
+        finally:
+            process.send_signal(signal.SIGINT)
+            process.communicate(timeout=120)
     assert process.returncode == 0
     wait_for(lambda: not [line for _, line in processes() if str(tmp_path / "up") in line], 30)
 

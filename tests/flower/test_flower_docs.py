@@ -86,8 +86,8 @@ def run(command: str, folder: Path, **more: str) -> str:
 
 @contextlib.contextmanager
 def background(command: str, folder: Path, **more: str):
-    log = (folder / "background.log").open("ab")
-    process = subprocess.Popen("exec " + command, **shell(folder, **more), stdout=log, stderr=log)
+    with (folder / "background.log").open("ab") as log:
+        process = subprocess.Popen("exec " + command, **shell(folder, **more), stdout=log, stderr=log)
     try:
         yield folder / "background.log"
     finally:

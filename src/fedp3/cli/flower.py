@@ -67,9 +67,9 @@ def up(
     try:
         with stoppable(), cluster(Place(folder, host, port, tls), nodes, lambda _: extra) as running:
             place = running.place
-            show.tell(
-                f"{nodes} nodes on {place.address}{' with TLS' if tls else ''}; logs in {os.path.relpath(folder)}"
-            )
+            several = f"{nodes} node{'' if nodes == 1 else 's'}"
+            secured = " with TLS" if tls else ""
+            show.tell(f"{several} on {place.address}{secured}; logs in {os.path.relpath(folder)}")
             show.tell(f"next: FLWR_HOME={place.home} flwr run APP up --stream")
             while running.superlink.poll() is None:
                 gone = [i for i, node in running.nodes.items() if node.poll() is not None]

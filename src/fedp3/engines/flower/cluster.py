@@ -95,8 +95,8 @@ def cluster(place: Place, nodes: int, extra: Callable[[int], str] | None = None)
 
 def prepare(place: Place) -> Place:
     """Make the folder: connection, and certificates where they are wanted."""
-    if place.port == 0:
-        place = Place(place.folder.absolute(), place.host, free_port(place.host), place.tls)
+    # Flower takes absolute paths only.
+    place = Place(place.folder.absolute(), place.host, place.port or free_port(place.host), place.tls)
     place.home.mkdir(parents=True, exist_ok=True)
     trust = "insecure = true"
     if place.tls:
