@@ -30,7 +30,8 @@ class Work:
 
 def work_of(e: Experiment) -> Work:
     train = {i: s.train for i, s in e.shards.items()}
-    return Work(copy.deepcopy(e.recipe.net), e.recipe.data.x, e.recipe.data.y, train, e.recipe.local)
+    net = copy.deepcopy(e.recipe.net).to(memory_format=torch.contiguous_format)  # as one gets it from PyTorch
+    return Work(net, e.recipe.data.x, e.recipe.data.y, train, e.recipe.local)
 
 
 def sum_of(work: Work, W: Mapping[str, Tensor], clients: Sequence[int]) -> dict[str, Tensor]:

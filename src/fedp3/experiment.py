@@ -17,7 +17,7 @@ from fedp3.cost import Work, flops, held_parameters, measure, peak_bytes, traffi
 from fedp3.data import Dataset
 from fedp3.errors import InputError
 from fedp3.layermap import layer_map
-from fedp3.models import PADS_TO, Spec, build
+from fedp3.models import PADS_TO, Spec, build, channels_last
 from fedp3.optimise import Server
 from fedp3.partition import histogram, partition, read_partition, split
 from fedp3.plan import PlanRules, check_coverage, coverage, devices
@@ -79,11 +79,24 @@ def assemble_own(
     )  # fmt: skip
     check_coverage(rules, mapped, keep, seed, r.rounds)
     check_pruning(pruning, mapped, plans_for(problem, 0))
-    initial = {n: net.state_dict()[n].detach().cpu().clone() for n in mapped.shapes}
+    initial = {
+        n: net.state_dict()[n].detach().cpu().clone(memory_format=torch.contiguous_format) for n in mapped.shapes
+    }
     local = Local(**config.local.model_dump(), rounds=r.rounds, augment=config.data.augment)
     chain = stacked.choose(net, mapped, data, local, pruning, r.device)
     recipe = Recipe(
-        net.to(r.device), mapped, data, local, pruning, initial, seed, r.device, chain, None, hooks, compression
+        channels_last(net.to(r.device)),
+        mapped,
+        data,
+        local,
+        pruning,
+        initial,
+        seed,
+        r.device,
+        chain,
+        None,
+        hooks,
+        compression,
     )
     held = hooks.exchange.begin(mapped, data.classes) if hooks.exchange else {}
     experiment = Experiment(problem, recipe, shards, ServerState(0, initial, extra=held), config)

@@ -189,3 +189,15 @@ def build(name: str, spec: Spec, seed: int) -> nn.Module:
         raise InputError(f"the width of a model is a factor above 0, got {spec.width}")
     with layers_draw_from(seed, Use.INIT):
         return make(spec)
+
+
+def channels_last(net: nn.Module) -> nn.Module:
+    """The net with its convolutions laid out as a CPU computes them a fifth faster; the numbers they hold are the same.
+
+    Not where a kernel of 1x1 jumps (a ResNet's shortcut): its backward pass then writes beyond its memory (torch 2.13).
+    """
+    convolutions = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
+    if any(max(m.kernel_size) == 1 < max(m.stride) for m in convolutions):
+        return net
+    laid: nn.Module = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return laid

@@ -56,7 +56,7 @@ def run_passes(recipe: Recipe, shard: Shard, task: Task, start: Params, kept: Ke
             done = train(here, shard, asked, tensors, _pull(recipe, p, start, shift), at)
             if recipe.hooks.static_norm:
                 settle(recipe, shard)
-        models[p.own] = {n: tensors[n].detach().cpu().clone() for n in recipe.layers.shapes}
+        models[p.own] = {n: _plain(tensors[n]) for n in recipe.layers.shapes}
         metrics = metrics if p.own else done
     stays = {f"{OWN}{n}": w for n, w in models.get(True, {}).items()}
     extra: Params = {}
@@ -64,6 +64,11 @@ def run_passes(recipe: Recipe, shard: Shard, task: Task, start: Params, kept: Ke
         extra, mine = exchange.reply(_trained(recipe, shard, task, start, models[False], kept))
         stays |= {f"{METHOD}{n}": w for n, w in mine.items()}
     return Ended(models[False], metrics, stays, extra)
+
+
+def _plain(w: Tensor) -> Tensor:
+    """A copy in host memory, laid out as its shape says: sums over it must not depend on how the net likes it."""
+    return w.detach().cpu().clone(memory_format=torch.contiguous_format)
 
 
 def only(plan: ClientPlan, p: Pass, layers: LayerMap) -> ClientPlan:

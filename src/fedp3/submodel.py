@@ -81,11 +81,16 @@ def shrink_net(net: nn.Module, layers: LayerMap, counts: Mapping[Group, int]) ->
             for name, w in own.items():
                 shape = shapes.get(f"{path}.{name}" if path else name)
                 if w is not None and shape is not None and tuple(w.shape) != shape:
-                    own[name] = tensors(torch.zeros(shape, device=w.device))
+                    own[name] = tensors(torch.zeros(shape, device=w.device).contiguous(memory_format=_format(w)))
                     changed = True
         if changed:
             SIZES[type(module)](module)
     return small
+
+
+def _format(w: Tensor) -> torch.memory_format:
+    last = w.dim() == 4 and w.is_contiguous(memory_format=torch.channels_last)
+    return torch.channels_last if last else torch.contiguous_format
 
 
 _nets: "WeakKeyDictionary[nn.Module, OrderedDict[tuple[tuple[Group, int], ...], nn.Module]]" = WeakKeyDictionary()
