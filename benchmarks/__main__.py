@@ -9,7 +9,6 @@ a machine with nothing else on it; all others are CPU time on one thread.
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -20,38 +19,18 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import around, bare, fleets, peers
+from benchmarks import around, bare, fleets, peers, private
+from benchmarks.ratio import Work, compare, shown
 from fedp3.engines.inprocess import sequential
 from fedp3.engines.pool import pool
 from fedp3.experiment import Experiment, costs
 from fedp3.server import run_round, sample
-
-Work = Callable[[], None]
-Clock = Callable[[], float]
 
 
 def ours(e: Experiment) -> Work:
     """A round of ours in this process."""
     engine = sequential(e.recipe, e.shards)
     return lambda: run_round(e.problem, e.start, engine.execute) and None
-
-
-def compare(a: Work, b: Work, pairs: int, clock: Clock = time.process_time) -> tuple[float, float, float]:
-    """Median ratio a / b over interleaved pairs, and the interval that holds it with 95 %."""
-
-    def seconds(work: Work) -> float:
-        began = clock()
-        work()
-        return clock() - began
-
-    a(), b()
-    ratios = sorted(seconds(a) / seconds(b) for _ in range(pairs))
-    half = math.ceil(0.98 * math.sqrt(pairs))
-    return statistics.median(ratios), ratios[max(0, pairs // 2 - half)], ratios[min(pairs - 1, pairs // 2 + half)]
-
-
-def shown(ratio: tuple[float, float, float]) -> str:
-    return f"{ratio[0]:.3f} [{ratio[1]:.3f}-{ratio[2]:.3f}]"
 
 
 def against_one(make: Callable[..., Experiment], pairs: int) -> str:
@@ -139,6 +118,7 @@ ROWS: Mapping[str, Row] = {
     "W5 ResNet18 x 0.25, half the units": lambda n: sliced(fleets.resnet, n),
     "W6 growth, tiny model, 10 % a round": growth,
     "W7 besides training": besides,
+    **private.ROWS,
     "demo": demo,
 }
 

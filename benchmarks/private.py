@@ -1,6 +1,6 @@
 """A private step against the plain step and against Opacus' ghost clipping: same net, batch, clip and noise.
 
-Mounted in `python -m benchmarks`; by itself: python -m benchmarks.private
+Each as it comes: ours and the plain step on the net as a run lays it out, Opacus on the net as PyTorch makes it.
 """
 
 import copy
@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.__main__ import Work, compare, shown
-from fedp3.models import Spec, build
+from benchmarks.ratio import Work, compare, shown
+from fedp3.models import Spec, build, channels_last
 from fedp3.privacy.mechanism import private_gradient
 from fedp3.types import Local, Private
 
@@ -71,28 +71,21 @@ def pair(
         w.requires_grad_(not layers or n.partition(".")[0] in layers)
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(BATCH, *shape, generator=rng), torch.randint(10, (BATCH,), generator=rng)
-    return private_step(net, x, y), yardstick(copy.deepcopy(net), x, y)
+    theirs = copy.deepcopy(net) if yardstick is opacus_step else channels_last(copy.deepcopy(net))
+    return private_step(channels_last(net), x, y), yardstick(theirs, x, y)
 
 
-def rows(pairs: int) -> Mapping[str, Callable[[], str]]:
-    """One line of the table each."""
+def line(model: str, *layers: str) -> Callable[[int], str]:
+    def measured(pairs: int) -> str:
+        plain, theirs = (compare(*pair(model, layers, step), pairs) for step in (plain_step, opacus_step))
+        return f"{shown(plain)} of the plain step, {shown(theirs)} of Opacus' ghost clipping"
 
-    def line(model: str, layers: tuple[str, ...]) -> Callable[[], str]:
-        def measured() -> str:
-            plain, theirs = (compare(*pair(model, layers, step), pairs) for step in (plain_step, opacus_step))
-            return f"{shown(plain)} of the plain step, {shown(theirs)} of Opacus' ghost clipping"
-
-        return measured
-
-    return {
-        "P1 private step, MLP 784-1024x3-10": line("mlp", ()),
-        "P2 private step, MLP, fc2 and head": line("mlp", ("fc2", "ffc")),
-        "P3 private step, CNN 3x32x32": line("cnn", ()),
-        "P4 private step, CNN, conv2 and head": line("cnn", ("conv2", "ffc")),
-    }
+    return measured
 
 
-if __name__ == "__main__":
-    torch.set_num_threads(1)
-    for name, measure in rows(15).items():
-        print(f"{name:<45} {measure()}", flush=True)
+ROWS: Mapping[str, Callable[[int], str]] = {
+    "P1 private step, MLP 784-1024x3-10": line("mlp"),
+    "P2 private step, MLP, fc2 and head": line("mlp", "fc2", "ffc"),
+    "P3 private step, CNN 3x32x32": line("cnn"),
+    "P4 private step, CNN, conv2 and head": line("cnn", "conv2", "ffc"),
+}
