@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedp3 import config
-from fedp3.codec import MAGIC, encode_update, payload_size
+from fedp3.codec import MAGIC, encode_update, payload_size, room_for
 from fedp3.data import from_tensors
 from fedp3.driver import drive, make_engine
 from fedp3.engines.flower import node
@@ -46,6 +46,7 @@ from fedp3.engines.flower.strategy import FedP3, own
 from fedp3.engines.inprocess import States
 from fedp3.errors import CodecError, InputError
 from fedp3.experiment import assemble
+from fedp3.methods import METHODS
 from fedp3.record import read_events, read_json
 from fedp3.rng import Use, layers_draw_from
 from fedp3.server import run_round
@@ -89,7 +90,8 @@ def grid_of(experiment, folder: Path, carried: bool = False, **fields) -> FakeGr
 
 def engine_over(grid, experiment, deadline: float = 0, states=None, roster=None):
     problem = experiment.problem
-    wire = Wire(problem.layers, problem.pruning, experiment.config.digest(), RUN, **quick(deadline))
+    brought = {"compression": problem.compression, "room": room_for(experiment.start.extra)}
+    wire = Wire(problem.layers, problem.pruning, experiment.config.digest(), RUN, **quick(deadline), **brought)
     return over(grid, wire, roster or Roster(), states)
 
 
@@ -102,6 +104,18 @@ def test_the_model_is_bit_for_bit_that_of_a_run_in_process(carried, experiment, 
     grid = grid_of(experiment, tmp_path, carried)
     there = drive(experiment, engine_over(grid, experiment, states=States() if carried else None)).result
     for key in ("model_sha256", "final", "mb_up", "mb_down"):
+        assert there[key] == here[key], key
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.keys() - {"resist"}))  # which is for a ResNet
+def test_every_method_gives_the_bits_of_a_run_in_process(method, tmp_path):
+    devices = (
+        ["prune.keep=[1.0, 0.5]"] if isinstance(METHODS[method].settings.get("prune", {}).get("keep"), list) else []
+    )
+    experiment = assemble(config.parse({"method": method}, [*SMALL, "run.rounds=2", *devices]))
+    here = drive(experiment, make_engine(experiment, 1)).result
+    there = drive(experiment, engine_over(grid_of(experiment, tmp_path), experiment)).result
+    for key in ("model_sha256", "final", "mb_up", "mb_down", "rejected"):
         assert there[key] == here[key], key
 
 
