@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference as ref
+from fedp3 import aggregate as aggregation
 from fedp3 import masks as M
 from fedp3.aggregate import EMPTY, RULES, Aggregation, aggregate, masked_mean
 from fedp3.errors import InputError, RunError
@@ -201,6 +202,31 @@ def test_any_scale_changes_the_mean_by_rounding_at_most(a, scale):
         sent = list(zip(values, kept, strict=True))
         one, other = (masked_mean(torch.zeros(4, 3), sent, b) for b in (a, [scale * x for x in a]))
         torch.testing.assert_close(one, other, rtol=2e-7, atol=1e-9)
+
+
+@given(st.integers(1, 40), st.integers(1, 60), st.booleans())
+def test_small_uploads_added_together_are_those_added_one_by_one(clients, size, weighed):
+    rng = torch.Generator().manual_seed(clients)
+    sent = [(torch.randn(size, generator=rng), None) for _ in range(clients)]
+    a = torch.rand(clients, generator=rng).add(0.1).tolist() if weighed else [1.0] * clients
+    sums = []
+    for at_once in (1, 7 * size, aggregation.AT_ONCE):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(aggregation, "AT_ONCE", at_once)
+            sums.append(masked_mean(torch.zeros(size), sent, a))
+    torch.testing.assert_close(sums[1], sums[0], rtol=2e-7, atol=1e-9)
+    torch.testing.assert_close(sums[2], sums[0], rtol=2e-7, atol=1e-9)
+
+
+def test_small_uploads_before_one_with_a_mask_are_in_the_sum():
+    w = [torch.full((4,), float(v)) for v in (1, 2, 6)]
+    masked = torch.tensor([True, True, False, False])
+    assert masked_mean(torch.zeros(4), zip(w, (None, None, masked), strict=True), [1.0] * 3).tolist() == [
+        3,
+        3,
+        1.5,
+        1.5,
+    ]
 
 
 @given(rounds())

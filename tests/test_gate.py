@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedp3 import gate
 from fedp3.aggregate import RULES, Aggregation
 from fedp3.gate import METRIC_LIMIT, NOTHING, Brought, Verdict, judge
 from fedp3.layermap import layer_map
@@ -211,8 +212,12 @@ MALFORMED: dict[str, Malformed] = {
 every_malformed = pytest.mark.parametrize("bad", MALFORMED.values(), ids=MALFORMED.keys())
 
 
+@pytest.mark.parametrize("handful", [gate.HANDFUL, 1], ids=["looked through together", "each alone"])
 @every_malformed
-def test_a_malformed_reply_is_refused_with_its_reason(bad: Malformed) -> None:
+def test_a_malformed_reply_is_refused_with_its_reason(
+    bad: Malformed, handful: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gate, "HANDFUL", handful)
     verdict = judged(bad.change, bad.brought)
     assert [c.client for c in verdict.accepted] == [0, 2, 3]
     assert list(verdict.rejected) == [VILLAIN] and verdict.late == ()

@@ -1,16 +1,22 @@
 """The paper's networks, counted layer by layer as its tables count them."""
 
 import math
+from collections.abc import Iterator, Sequence
 
 import pytest
 import torch
 from torch import nn
 
+from fedp3 import config, submodel
 from fedp3.cost import sizes
+from fedp3.data import from_tensors
+from fedp3.engines.inprocess import sequential
 from fedp3.errors import InputError
+from fedp3.experiment import assemble_own
 from fedp3.layermap import layer_map
-from fedp3.models import MODELS, NORMS, PADS_TO, Spec, build
-from fedp3.types import LayerMap
+from fedp3.models import MODELS, NORMS, PADS_TO, Spec, build, channels_last
+from fedp3.server import run_round
+from fedp3.types import LayerMap, Reply, Task
 
 CIFAR10, CIFAR100 = Spec((3, 32, 32), 10), Spec((3, 32, 32), 100)
 FMNIST, EMNIST_L = Spec((1, 32, 32), 10), Spec((1, 28, 28), 10)
@@ -176,3 +182,45 @@ def test_initial_weights_are_a_function_of_the_seed_and_of_nothing_else(name: st
 def test_a_model_that_cannot_be_built_is_refused_with_the_reason(name: str, spec: Spec, text: str) -> None:
     with pytest.raises(InputError, match=text):
         build(name, spec, 0)
+
+
+# --------------------------------------------------------------------------- layout in memory
+
+
+def last(w: torch.Tensor) -> bool:
+    return w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous()
+
+
+def test_channels_last_computes_the_same_up_to_rounding() -> None:
+    plain, laid = (build("cnn", Spec((3, 32, 32), 10, 0.1), 0) for _ in range(2))
+    laid = channels_last(laid)
+    assert last(laid.conv2.weight) and not last(plain.conv2.weight)
+    x = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(laid(x), plain(x))
+    gradients = [torch.autograd.grad(net(x).square().sum(), list(net.parameters())) for net in (laid, plain)]
+    for g, h in zip(*gradients, strict=True):
+        torch.testing.assert_close(g, h, rtol=1e-3, atol=1e-4)
+
+
+def test_a_net_with_a_1x1_kernel_that_jumps_stays_as_it_is() -> None:
+    net = channels_last(build("resnet18", Spec((3, 32, 32), 10, 0.1), 0))
+    assert not any(last(w) for w in net.parameters() if w.dim() == 4)
+
+
+def test_cut_nets_keep_the_layout_and_uploads_lie_as_their_shape_says() -> None:
+    settings = ["prune.selector=neuron", "plan.others=train", "plan.layers=lowerb", "prune.keep=0.5", "local.steps=1"]
+    c = config.parse({}, [*settings, "partition.clients=4", "partition.kind=iid", "run.clients_per_round=0"])
+    data = from_tensors(torch.randn(40, 1, 32, 32), torch.arange(40) % 10, classes=10)
+    e = assemble_own(c, build("cnn", Spec((1, 32, 32), 10, 0.1), 0), data)
+    replies = []
+
+    def watched(tasks: Sequence[Task]) -> Iterator[Reply]:
+        for reply in sequential(e.recipe, e.shards).execute(tasks):
+            replies.append(reply)
+            yield reply
+
+    state, _ = run_round(e.problem, e.start, watched)
+    counts = {"conv1": 3, "conv2": 3}
+    assert last(submodel.small_net(e.recipe.net, e.recipe.layers, counts).conv2.weight)
+    sent = [w for r in replies for w in r.tensors.values()]
+    assert sent and all(w.is_contiguous() for w in [*sent, *state.W.values()])
