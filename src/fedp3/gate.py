@@ -112,32 +112,24 @@ def _looked_at(
     replies: Iterable[Reply], asked: Mapping[int, Task], layers: LayerMap, examples: Mapping[int, int], brought: Brought
 ) -> Iterator[tuple[Reply, str]]:
     """Each reply with its flaw.  Small updates are looked through together: a call costs more than their numbers."""
-    known: dict[int, Expected] = {}  # plans of a fleet share few sets of layers
+    wants: dict[int, Expected] = {}  # plans of a fleet share few sets of layers
     size = max(1, HANDFUL // sum(math.prod(shape) for shape in layers.shapes.values()))
+
+    def formal(reply: Reply) -> str:
+        task = asked.get(reply.client)
+        if isinstance(reply, Failure) or task is None:
+            return "" if task else "was not asked this round"
+        at = id(task.plan.layers)
+        want = wants.get(at) or wants.setdefault(at, expected(task.plan, layers, brought))
+        return _malformed(reply, task, want, examples.get(reply.client, 0), layers)
+
     stream = iter(replies)
     while some := list(islice(stream, size)):
-        flaws = []
-        for reply in some:
-            task = asked.get(reply.client)
-            if isinstance(reply, Failure):
-                flaws.append(reply.reason)
-            elif task is None:
-                flaws.append("was not asked this round")
-            else:
-                at = id(task.plan.layers)
-                want = known.get(at) or known.setdefault(at, expected(task.plan, layers, brought))
-                flaws.append(_malformed(reply, task, want, examples.get(reply.client, 0), layers))
-        good = [r for r, why in zip(some, flaws, strict=True) if not why and isinstance(r, ClientUpdate)]
-        numbers = [w for update in good for w in (*update.tensors.values(), *update.extra.values())]
-        fine = _finite(numbers, small=size > 1)
+        flaws = [formal(reply) for reply in some]
+        sound = [r for r, why in zip(some, flaws, strict=True) if not why and isinstance(r, ClientUpdate)]
+        fine = _finite([w for u in sound for w in (*u.tensors.values(), *u.extra.values())], small=size > 1)
         for reply, why in zip(some, flaws, strict=True):
             yield reply, why or ("" if fine or isinstance(reply, Failure) else _not_finite(reply))
-
-
-def flaw(update: ClientUpdate, task: Task, layers: LayerMap, examples: int, brought: Brought) -> str:
-    """The first reason not to use this update; empty if there is none."""
-    want = expected(task.plan, layers, brought)
-    return _malformed(update, task, want, examples, layers) or _not_finite(update)
 
 
 def _malformed(update: ClientUpdate, task: Task, want: Expected, examples: int, layers: LayerMap) -> str:
