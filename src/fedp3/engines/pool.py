@@ -2,8 +2,9 @@
 
 Workers start once and hold the net, the shards and the shared data.  What travels is pickled with its tensors laid
 into shared memory, each once: the server's into one block that lasts as long as the engine, so that a model is copied
-once per round and not once per client; a worker's answers into a block of their own that is let go when they have
-been added up.  A worker that dies (out of memory, killed) is replaced and its clients tried once more, each alone.
+once per round and not once per client; a worker's answers into one of a few blocks that go back and forth, for the
+first touch of new shared memory costs ten times a copy.  A worker that dies (out of memory, killed) is replaced and
+its clients tried once more, each alone.
 """
 
 import copy
@@ -13,6 +14,7 @@ import os
 import pickle  # how processes pass things to each other; nothing from outside comes this way
 import signal
 import threading
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -31,7 +33,9 @@ from fedp3.types import ClientState, Failure, Reply, Task
 
 Answer = tuple[Reply, ClientState | None]
 Parcel = tuple[bytes, Tensor]  # a pickle, and the block its tensors lie in
+_Waiting = deque[tuple[Sequence[Job], Parcel]]
 LINE = 64  # bytes of a cache line, where every tensor begins
+AHEAD = 2  # tasks that wait at the workers, so that none of them does
 _here: dict[str, Any] = {}  # what a worker process holds
 
 
@@ -43,6 +47,7 @@ def pool(
     recipe = _shared(recipe)
     executor = _start(recipe, shards, workers)
     block = _new_block(0)
+    spare: list[Tensor] = []  # blocks for answers
 
     def room(size: int) -> Tensor:
         nonlocal block
@@ -64,15 +69,15 @@ def pool(
 
         try:
             parcels = lay([[(job.task, job.state) for job in some] for some in groups], room)
-            futures = [executor.submit(_work, parcel) for parcel in parcels]
-            for some, answers in _finished(futures, groups, deadline):
+            waiting: _Waiting = deque(zip(groups, parcels, strict=True))
+            for some, answers in _finished(executor, waiting, workers + AHEAD, spare, deadline):
                 yield from take(some, answers)
         except BrokenProcessPool:
             executor = _again(executor, recipe, shards, workers)
             for job in list(unfinished.values()):
                 (parcel,) = lay([[(job.task, job.state)]], _new_block)
                 try:
-                    answers = lift(executor.submit(_work, parcel).result())
+                    answers = lift(executor.submit(_work, parcel, None).result())
                 except BrokenProcessPool:
                     executor = _again(executor, recipe, shards, workers)
                     why = "its process died twice (out of memory, or killed)"
@@ -110,7 +115,7 @@ def _prepare(recipe: Recipe, shards: Mapping[int, Shard]) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     threading.Thread(target=_end_with_parent, daemon=True).start()
     own = copy.deepcopy(recipe.net)  # tensors arrive in shared memory, and a workbench must not be shared
-    _here.update(recipe=replace(recipe, net=own), shards=shards)
+    _here.update(recipe=replace(recipe, net=own), shards=shards, mapped=deque(maxlen=4 * AHEAD))
 
 
 def _end_with_parent() -> None:
@@ -128,30 +133,46 @@ def _again(
     return _start(recipe, shards, workers)
 
 
-def _work(parcel: Parcel) -> Parcel:
+def _work(parcel: Parcel, spare: Tensor | None) -> Parcel:
+    """One group's answers, in the spare block if they fit."""
     shards = _here["shards"]
     jobs = [Job(shards[task.plan.client], task, state) for task, state in lift(parcel)]
-    (answers,) = lay([attempt_all(_here["recipe"], jobs)], _new_block)
+
+    def room(size: int) -> Tensor:
+        return spare if spare is not None and size <= len(spare) else _new_block(size)
+
+    (answers,) = lay([attempt_all(_here["recipe"], jobs)], room)
+    _here["mapped"].extend([parcel[1], answers[1]])  # as long as they are known here they need not be mapped again
     return answers
 
 
 def _finished(
-    futures: Sequence["Future[Parcel]"], groups: Sequence[Sequence[Job]], deadline: float
+    executor: ProcessPoolExecutor,
+    waiting: _Waiting,
+    at_once: int,
+    spare: list[Tensor],
+    deadline: float,
 ) -> Iterator[tuple[Sequence[Job], Sequence[Answer]]]:
     """Answers as they come; those that miss the deadline are late."""
-    group_of = dict(zip(futures, groups, strict=True))
-    timed = deadline > 0 and all(job.task.kind == "train" for some in groups for job in some)
+    timed = deadline > 0 and all(job.task.kind == "train" for some, _ in waiting for job in some)
     end = monotonic() + deadline
-    waiting = set(futures)
-    while waiting:
-        done, waiting = wait(waiting, max(0.0, end - monotonic()) if timed else None, FIRST_COMPLETED)
+    running: dict[Future[Parcel], tuple[Sequence[Job], Tensor | None]] = {}  # with the block each was given
+    while waiting or running:
+        while waiting and len(running) < at_once:
+            some, parcel = waiting.popleft()
+            given = spare.pop() if spare else None
+            running[executor.submit(_work, parcel, given)] = some, given
+        done, _ = wait(running, max(0.0, end - monotonic()) if timed else None, FIRST_COMPLETED)
         for f in done:
-            yield group_of.pop(f), lift(f.result())
-        del done
+            text, block = f.result()
+            answers = lift((text, block), copied=True)
+            spare.append(block)
+            yield running.pop(f)[0], answers
         if timed and monotonic() >= end:
-            for f in waiting:
+            for some, _ in [*running.values(), *waiting]:
+                yield some, [(too_late(job.task, deadline), None) for job in some]
+            for f in running:
                 f.cancel()
-                yield group_of[f], [(too_late(job.task, deadline), None) for job in group_of[f]]
             return
 
 
@@ -186,12 +207,13 @@ class _Layer(pickle.Pickler):
 
 
 class _Lifter(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, block: Tensor) -> None:
+    def __init__(self, file: io.BytesIO, block: Tensor, copied: bool) -> None:
         super().__init__(file)
-        self.block = block
+        self.block, self.copied = block, copied
 
     def persistent_load(self, place: Any) -> Tensor:
-        return _at(self.block, place)
+        w = _at(self.block, place)
+        return w.clone() if self.copied else w
 
 
 def _at(block: Tensor, place: tuple[int, tuple[int, ...], torch.dtype]) -> Tensor:
@@ -212,10 +234,10 @@ def lay(things: Sequence[Any], room: Callable[[int], Tensor]) -> list[Parcel]:
     return [(text, block) for text in texts]
 
 
-def lift(parcel: Parcel) -> Any:
-    """What was laid; its tensors stay in the block."""
+def lift(parcel: Parcel, *, copied: bool = False) -> Any:
+    """What was laid; its tensors stay in the block, or are copied so that the block is free again."""
     text, block = parcel
-    return _Lifter(io.BytesIO(text), block).load()
+    return _Lifter(io.BytesIO(text), block, copied).load()
 
 
 def _new_block(size: int) -> Tensor:
