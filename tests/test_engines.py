@@ -56,6 +56,24 @@ def test_any_reply_order_gives_the_same_bits(experiment):
     assert model_sha256(state.W) == straight
 
 
+def test_answers_of_one_round_stay_what_they_were_in_the_next(experiment):
+    """Workers write into blocks of shared memory that were used before; whoever holds an answer does not see that."""
+    seen: list[tuple[dict, dict]] = []
+    engine = pool(replace(experiment.recipe, chain=()), experiment.shards, 2)  # one block per client, not per stack
+
+    def watched(tasks):
+        for reply in engine.execute(tasks):
+            seen.append((reply.tensors, {n: w.clone() for n, w in reply.tensors.items()}))
+            yield reply
+
+    try:
+        list(run(experiment.problem, experiment.start, watched))
+    finally:
+        engine.close()
+    assert sum(bool(held) for held, _ in seen) == 12
+    assert all(torch.equal(held[n], copy[n]) for held, copy in seen for n in copy)
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_client_that_fails_in_a_stack_fails_alone(workers):
     e = assemble(config.parse({}, [*SMALL, "plan.layers=full", "prune.keep=1.0"]))
