@@ -151,6 +151,10 @@ def test_sweep_and_compare(fedp3):
     Path("d/notes.txt").write_text("not a run")
     code, out, _ = fedp3("compare", "d/fedavg", "d/fedp3", "d/notes.txt")
     assert code == 0 and "(100 %)" in out and "±" in out and "…" not in out
+    Path("d/fedavg/seed-1/result.json").unlink()  # as if it were still running
+    code, out, err = fedp3("compare", "d/fedavg", "d/fedp3")
+    assert code == 0 and "fedavg is not finished and counts as far as it came: seed 1 at round" in err
+    assert "fedp3 is not" not in err
     assert fedp3("sweep", "my.toml", "--methods", "fedavg,nonsense", "--out", "e")[0] == 2
     assert not Path("e").exists()
 

@@ -75,6 +75,9 @@ def compare(
     from fedp3.report import compare as rows_of
 
     rows = rows_of(_runs(folders))
+    for r in rows:
+        if r["unfinished"]:
+            show.say(f"warning: {r['run']} is not finished and counts as far as it came: {r['unfinished']}")
     if json:
         show.as_json({"runs": rows})
         return

@@ -281,9 +281,15 @@ def compare_runs(runs: Sequence[Run]) -> list[dict[str, object]]:
             "fleet_seconds": mean(stat(map(fleet_seconds, run.seeds))),
             **{f"{kind}_at_mb": _at_budget(run, kind, budget) for kind in KINDS},
             "budget_mb": budget,
+            "unfinished": ", ".join(_how_far(s) for s in run.seeds if not s.result),
         }
         rows.append(row)
     return rows
+
+
+def _how_far(seed: Seed) -> str:
+    run = seed.config["run"]
+    return f"seed {run['seed']} at round {len(seed.events)} of {run['rounds']}"
 
 
 def _at_budget(run: Run, kind: str, budget: float | None) -> float | None:
