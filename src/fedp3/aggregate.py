@@ -206,10 +206,13 @@ def _add_up(
     W: Params, who: Iterable[Contribution], layers: LayerMap, stale: str, weigh: Callable[[Contribution, Layer], float]
 ) -> tuple[Params, Sent]:
     sums: dict[str, _Sum] = {}
-    uploaded: dict[int, tuple[Layer, ...]] = {}  # plans of a fleet share their layers
+    known: dict[
+        int, tuple[object, tuple[Layer, ...]]
+    ] = {}  # plans of a fleet share their layers; held, so that ids last
     for c in who:
-        at = id(c.plan.layers)
-        for l in uploaded.get(at) or uploaded.setdefault(at, c.plan.uploaded):
+        of = c.plan.layers
+        _, uploaded = known.get(id(of)) or known.setdefault(id(of), (of, c.plan.uploaded))
+        for l in uploaded:
             a = weigh(c, l)
             if not (math.isfinite(a) and a > 0):
                 raise RunError(f"layer {l!r}, client {c.client}: want a finite weight > 0, got {a}")

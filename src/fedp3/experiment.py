@@ -79,27 +79,14 @@ def assemble_own(
     )  # fmt: skip
     check_coverage(rules, mapped, keep, seed, r.rounds)
     check_pruning(pruning, mapped, plans_for(problem, 0))
-    initial = {
-        n: net.state_dict()[n].detach().cpu().clone(memory_format=torch.contiguous_format) for n in mapped.shapes
-    }
+    held = net.state_dict()
+    initial = {n: held[n].detach().cpu().clone(memory_format=torch.contiguous_format) for n in mapped.shapes}
     local = Local(**config.local.model_dump(), rounds=r.rounds, augment=config.data.augment)
     chain = stacked.choose(net, mapped, data, local, pruning, r.device)
-    recipe = Recipe(
-        channels_last(net.to(r.device)),
-        mapped,
-        data,
-        local,
-        pruning,
-        initial,
-        seed,
-        r.device,
-        chain,
-        None,
-        hooks,
-        compression,
-    )
-    held = hooks.exchange.begin(mapped, data.classes) if hooks.exchange else {}
-    experiment = Experiment(problem, recipe, shards, ServerState(0, initial, extra=held), config)
+    net = channels_last(net.to(r.device))
+    recipe = Recipe(net, mapped, data, local, pruning, initial, seed, r.device, chain, None, hooks, compression)
+    extra = hooks.exchange.begin(mapped, data.classes) if hooks.exchange else {}
+    experiment = Experiment(problem, recipe, shards, ServerState(0, initial, extra=extra), config)
     return _under_ldp(experiment) if config.privacy.enabled else experiment
 
 

@@ -19,6 +19,7 @@ KEEP = f"prune.keep={list(KEEPS)}"
 
 
 def close(got: Mapping[str, torch.Tensor], want: Mapping[str, torch.Tensor]) -> None:
+    assert want and want.keys() <= got.keys()
     for n, w in want.items():
         assert torch.allclose(got[n], w, rtol=1e-4, atol=2e-6), (n, float((got[n] - w).abs().max()))
 
