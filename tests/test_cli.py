@@ -17,25 +17,6 @@ COMMANDS = ["demo", "init", "plan", "methods", "run", "resume", "report", "sweep
 COMMANDS += ["data ls", "data get", "data show", "flower app", "flower up", "flower key"]
 
 
-@pytest.fixture
-def fedp3(capsys, tmp_path, monkeypatch):
-    """Run a command in an empty folder: (exit code, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDP3_DATA", raising=False)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        try:
-            cli.main(list(arguments))
-            code = 0
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
-
-
 def last(out: str) -> dict:
     return json.loads(out.strip().splitlines()[-1])
 

@@ -224,7 +224,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, digest: str) -> None:
 
 def _signed(line: bytes) -> bytes:
     """A JSON object with the hash of its line as one more entry."""
-    return line.rstrip(b"}\n") + f', "{OWN_SHA256}": "{hashlib.sha256(line).hexdigest()}"}}\n'.encode()
+    return line.removesuffix(b"}\n") + f', "{OWN_SHA256}": "{hashlib.sha256(line).hexdigest()}"}}\n'.encode()
 
 
 def _numbers(place: Path) -> list[int]:

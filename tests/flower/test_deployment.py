@@ -19,7 +19,7 @@ from fedp3 import config, record
 from fedp3.driver import drive, make_engine
 from fedp3.engines.flower.app import write_app
 from fedp3.engines.flower.certificates import make_node_key
-from fedp3.engines.flower.cluster import Place, cluster, flwr, free_port, program, start, start_node, stop
+from fedp3.engines.flower.cluster import Place, cluster, flwr, free_port, start, start_node, stop
 from fedp3.experiment import assemble
 
 HERE = Path(__file__).parent
@@ -262,25 +262,15 @@ def test_an_app_is_written_once_and_only_from_a_good_config(tmp_path):
 
 @pytest.mark.deploy
 def test_up_starts_a_cluster_and_stops_it_on_a_signal(tmp_path):
-    up = [sys.executable, "-m", "fedp3", "flower", "up", "--nodes", "1", "--dir", str(tmp_path / "up")]
+    place = Place(tmp_path / "up")
+    up = [sys.executable, "-m", "fedp3", "flower", "up", "--nodes", "1", "--dir", str(place.folder)]
     with subprocess.Popen(up, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert re.match(r"1 node on 127\.0\.0\.1:\d+", process.stdout.readline())
-            assert f"FLWR_HOME={tmp_path / 'up' / 'home'} flwr run" in process.stdout.readline()
-            home = tmp_path / "up" / "home"
-            wait_for(lambda: "online" in flwr_at(home, "supernode", "list", "up"), 300, every=2)
+            assert f"FLWR_HOME={place.home} flwr run" in process.stdout.readline()
+            wait_for(lambda: "online" in flwr(place, "supernode", "list", "up"), 300, every=2)
         finally:
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=120)
     assert process.returncode == 0
     wait_for(lambda: not [line for _, line in processes() if str(tmp_path / "up") in line], 30)
-
-
-def flwr_at(home: Path, *arguments: str) -> str:
-    environment = {
-        **os.environ,
-        "FLWR_HOME": str(home),
-        "FLWR_DISABLE_UPDATE_CHECK": "1",
-        "FLWR_TELEMETRY_ENABLED": "0",
-    }
-    return subprocess.run([program("flwr"), *arguments], env=environment, capture_output=True, text=True).stdout

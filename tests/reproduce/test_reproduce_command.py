@@ -1,11 +1,11 @@
 """`fedp3 reproduce` as a user types it, and the pages this repository ships."""
 
 import json
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from fedp3 import cli
 from fedp3.reproduce import pages
 from fedp3.reproduce.summary import read_all
 
@@ -13,22 +13,9 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
-def fedp3(capsys, tmp_path, monkeypatch):
-    """Run a command in an empty folder: (exit code, standard output, standard error)."""
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv("FEDP3_DATA", raising=False)
-
-    def call(*arguments: str) -> tuple[int, str, str]:
-        try:
-            cli.main(["reproduce", *arguments])
-            code = 0
-        except SystemExit as stopped:
-            code = int(stopped.code or 0)
-        said = capsys.readouterr()
-        return code, said.out, said.err
-
-    return call
+def fedp3(fedp3):
+    """The command of this file."""
+    return partial(fedp3, "reproduce")
 
 
 def test_help_has_an_example_and_no_name_lists_all(fedp3):
