@@ -140,6 +140,22 @@ def test_sweep_and_compare(fedp3):
     assert not Path("e").exists()
 
 
+def test_a_sweep_chooses_a_setting_for_each_method(fedp3):
+    fedp3("init", "my.toml")
+    asked = ("sweep", "my.toml", *TINY, "--methods", "fedavg,fedp3", "--out", "d", "--tune", "local.lr=1e-9,0.2")
+    code, _, err = fedp3(*asked, "--tune-rounds", "2")
+    tuned = json.loads(Path("d/tuned.json").read_text())
+    assert code == 0 and list(tuned) == ["fedavg", "fedp3"]
+    for m, found in tuned.items():
+        value, scores = found["chosen"], found["validation"]
+        assert found["rounds"] == 2 and list(scores) == ["1e-9", "0.2"] and scores[value] == max(scores.values())
+        assert f"{m}: {value} is best on the validation cut (1e-9: " in err
+        assert json.loads(Path(f"d/{m}/seed-0/run.json").read_text())["config"]["local"]["lr"] == float(value)
+    for wrong in ("local.lr", "local.lr=0.1", "local.lr=0.1,-2", "local.rate=1,2"):
+        assert fedp3("sweep", "my.toml", "--methods", "fedavg", "--out", "e", "--tune", wrong)[0] == 2
+    assert not Path("e").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -24,7 +24,8 @@ LEVELS = (
     "experiment",
     "engines report",
     "driver",
-    "api reproduce engines.flower.app engines.flower.strategy",
+    "api tune",
+    "reproduce engines.flower.app engines.flower.strategy",
     "cli __main__",
 )
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names.split()}

@@ -13,7 +13,7 @@ from fedp3.compress import RESIDUAL, WAYS, pack
 from fedp3.data import batch
 from fedp3.errors import RunError
 from fedp3.passes import METHOD, OWN, Ended, run_passes, scaling
-from fedp3.steps import EVAL_BATCH, SCHEDULES, Recipe, Shard, batches, load, named, smaller
+from fedp3.steps import EVAL_BATCH, SCHEDULES, Recipe, Shard, batches, labels_of, load, named, smaller
 from fedp3.types import ClientState, ClientUpdate, Group, Masks, Params, Task
 
 __all__ = ["EVAL_BATCH", "SCHEDULES", "Job", "Recipe", "Shard", "batches", "local_update", "stacked_updates"]
@@ -38,12 +38,12 @@ def local_update(recipe: Recipe, shard: Shard, task: Task, state: ClientState | 
     start = _start(recipe, task, state)
     here, asked, small = _cut(recipe, task, start)
     ended = Ended(small, {}, {}, {})
-    if task.kind == "evaluate":
-        load(named(here.net), small)
-    else:
-        with scaling(here.net, _shares(recipe, task)):
+    with scaling(here.net, _shares(recipe, task)):
+        if task.kind == "evaluate":
+            load(named(here.net), small)
+        else:
             ended = run_passes(here, shard, asked, small, state.tensors if state else {})
-    scores = _score(here, shard) if task.evaluate else {}
+        scores = _score(here, shard, trained=task.kind != "evaluate") if task.evaluate else {}
     return _answer(recipe, job, start, replace(ended, metrics={**ended.metrics, **scores}))
 
 
@@ -139,13 +139,15 @@ def _upload(recipe: Recipe, task: Task, end: Callable[[Iterable[str]], Params]) 
 
 
 @torch.inference_mode()
-def _score(recipe: Recipe, shard: Shard) -> dict[str, float]:
+def _score(recipe: Recipe, shard: Shard, *, trained: bool) -> dict[str, float]:
     """Correct answers, loss and size on the client's own test part."""
     recipe.net.eval()
     correct, loss = 0, 0.0
+    answer, labels = recipe.hooks.answer if trained else None, labels_of(recipe, shard)
     for at in torch.split(shard.test, EVAL_BATCH):
         y = recipe.data.y[at].to(recipe.device)
         logits = recipe.net(batch(recipe.data, at).to(recipe.device))
+        logits = logits if answer is None else answer(logits, labels)
         correct += int((logits.argmax(1) == y).sum())
         loss += float(F.cross_entropy(logits, y, reduction="sum"))
     return {"correct": correct, "tested": len(shard.test), "test_loss": loss}

@@ -269,17 +269,23 @@ def reopen(folder: Path) -> Config:
     if not (folder / "config.toml").exists():
         raise InputError(f"{folder} is not a run folder: it has no config.toml")
     now = config.load(folder / "config.toml")
-    then = record.read_json(folder / "run.json")["config"]
-    changed = [
-        f"  [{s}] {k}: was {then[s].get(k)!r}, is {v!r}"
-        for s, keys in now.model_dump(mode="json").items()
-        if isinstance(keys, dict)
-        for k, v in keys.items()
-        if then.get(s, {}).get(k) != v
-    ]
+    about = record.read_json(folder / "run.json")
+    then, keys = about["config"], _keys(now.model_dump(mode="json"))
+    new = [f"{s}.{k}" for s, k in keys if k not in then.get(s, {})]
+    if new:
+        raise InputError(
+            f"{folder} was begun with fedp3 {about['versions']['fedp3']}, which did not know {', '.join(new)}; go on "
+            "with that version, or start a new run with: fedp3 run CONFIG --out NEW_FOLDER"
+        )
+    changed = [f"  [{s}] {k}: was {then[s][k]!r}, is {v!r}" for (s, k), v in keys.items() if then[s][k] != v]
     if changed:
         raise ConfigError(
             f"{folder}/config.toml was changed after the run began:\n" + "\n".join(changed) + "\nput it back, or start "
             "a new run with: fedp3 run CONFIG --out NEW_FOLDER"
         )
     return now
+
+
+def _keys(settings: Mapping[str, Any]) -> dict[tuple[str, str], Any]:
+    """(section, key) -> value."""
+    return {(s, k): v for s, keys in settings.items() if isinstance(keys, Mapping) for k, v in keys.items()}

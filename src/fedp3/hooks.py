@@ -48,6 +48,7 @@ class Trained:
 
 
 Loss = Callable[[nn.Module, Tensor, Tensor, Given], Tensor]
+Answer = Callable[[Tensor, Tensor], Tensor]  # (outputs, labels the client has) -> what it answers with
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +68,8 @@ class Hooks:
     passes: tuple[Pass, ...] = (Pass(),)
     probe: tuple[Pass, ...] = (Pass(),)  # of the update that P is measured after
     loss: Loss | None = None  # instead of the mean cross-entropy
-    scale: bool = False  # while training, the outputs of cut units are divided by the share that is kept
+    answer: Answer | None = None  # of a model that the client has trained, instead of the net's outputs; scores P
+    scale: bool = False  # on the client, the outputs of cut units are divided by the share that is kept
     static_norm: bool = False  # running statistics are taken once, after the last step
     distil: bool = False  # under ordered dropout the drawn width also learns from the client's whole one
     exchange: Exchange | None = None
@@ -77,8 +79,10 @@ class Hooks:
         return {"train": self.passes, "probe": self.probe, "evaluate": ()}[kind]
 
     def plain(self, kind: Kind) -> bool:
-        """Whether a task of this kind trains as if there were no hooks."""
-        rest = (self.loss, self.scale, self.static_norm, self.distil, self.exchange)
+        """Whether a task of this kind is done as if there were no hooks."""
+        if self.scale:
+            return False
+        rest = (self.loss, self.static_norm, self.distil, self.exchange)
         return kind == "evaluate" or (self.stretches(kind) == (Pass(),) and not any(rest))
 
 

@@ -134,11 +134,11 @@ def settle(recipe: Recipe, shard: Shard) -> None:
 
 @contextmanager
 def scaling(net: nn.Module, shares: Mapping[Group, float]) -> Iterator[None]:
-    """Inside, while the net trains, what these units say is divided by the share of them that is there."""
+    """Inside, what these units say is divided by the share of them that is there."""
     modules = dict(net.named_modules())
 
     def divide(share: float) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-        return lambda m, _, out: out / share if m.training else out
+        return lambda m, _, out: out / share
 
     handles = [modules[g].register_forward_hook(divide(share)) for g, share in shares.items() if share < 1]
     try:

@@ -252,15 +252,19 @@ def _mean_gradient(net: nn.Module, x: Tensor, y: Tensor, W: Params, active: Para
     return float(loss.detach()), list(torch.autograd.grad(loss, list(W.values()), materialize_grads=True))
 
 
+def labels_of(recipe: Recipe, shard: Shard) -> Tensor:
+    """(classes,) bool: the labels among a client's training samples."""
+    labels = torch.zeros(recipe.data.classes, dtype=torch.bool)
+    labels[recipe.data.y[shard.train]] = True
+    return labels.to(recipe.device)
+
+
 def _gradient(recipe: Recipe, shard: Shard, task: Task) -> Gradient:
     """The gradient of the method's loss, or of the mean cross-entropy."""
     of = recipe.hooks.loss
     if of is None:
         return _mean_gradient
-    labels = torch.zeros(recipe.data.classes, dtype=torch.bool)
-    labels[recipe.data.y[shard.train]] = True
-    sent = {n: w.to(recipe.device) for n, w in task.extra.items()}
-    given = Given(labels.to(recipe.device), sent)
+    given = Given(labels_of(recipe, shard), {n: w.to(recipe.device) for n, w in task.extra.items()})
 
     def gradient(net: nn.Module, x: Tensor, y: Tensor, W: Params, active: Params) -> tuple[float, list[Tensor]]:
         loss = of(net, x, y, given)

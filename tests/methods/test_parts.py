@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from fedp3 import config
+from fedp3.client import local_update
 from fedp3.compress import RESIDUAL, pack, unpack
 from fedp3.errors import InputError, PlanError
 from fedp3.hooks import Given, Pass
@@ -22,11 +23,12 @@ from fedp3.passes import only, scaling, settle, steps_of
 from fedp3.plan import PlanRules, client_plans, devices
 from fedp3.prune import SELECTORS, dealt_out, dispatch, masks_for, part
 from fedp3.server import plans_for
-from fedp3.steps import load, named
+from fedp3.steps import Shard, load, named
 from fedp3.types import AS_IS, ClientPlan, Compression, LayerPlan, Local, Pruning, Task
 from worlds import CLASSES, same, world
 
-from .fleet import experiment, trained
+from . import reference as twins
+from .fleet import bench, experiment, trained
 
 # --------------------------------------------------------------------------- losses
 
@@ -94,14 +96,46 @@ def test_a_pass_trains_its_layers_and_no_frozen_one() -> None:
         assert {l for l, p in got.layers.items() if p.train} == want
 
 
-def test_scaling_divides_while_training_alone_and_leaves_nothing_behind() -> None:
+def test_scaling_divides_inside_and_leaves_nothing_behind() -> None:
     net = nn.Sequential(nn.Linear(3, 2), nn.ReLU())
     x = torch.randn(4, 3)
     plain = net(x)
     with scaling(net, {"0": 0.25}):
         assert torch.allclose(net.train()(x), 4 * plain)
-        assert torch.equal(net.eval()(x), plain)
+        assert torch.allclose(net.eval()(x), 4 * plain)
     assert torch.equal(net.train()(x), plain) and not net[0]._forward_hooks
+
+
+def test_a_client_that_never_saw_a_label_answers_with_zero_for_it_in_p_alone() -> None:
+    """HeteroFL's loss leaves the rows of absent labels as they were: unmasked they would outvote trained ones."""
+    e = experiment("heterofl", "prune.keep=1.0")
+    y, plan, absent = e.recipe.data.y, plans_for(e.problem, 0)[0], 0
+    everyones = torch.cat([s.train for s in e.shards.values()])
+    mine = everyones[y[everyones] != absent]
+    shard = Shard(mine, mine)
+    loud = dict(e.start.W)  # the label that the client lacks wins every vote of the net
+    loud["ffc.bias"] = loud["ffc.bias"].index_fill(0, torch.tensor([absent]), 1e3)
+    score = {
+        kind: local_update(e.recipe, shard, Task(0, plan, loud, kind=kind, evaluate=True), None)[0].metrics["correct"]
+        for kind in ("evaluate", "probe")
+    }
+    assert score["evaluate"] == 0 < score["probe"]
+
+
+def test_a_narrow_net_is_scored_with_the_scaler_it_was_trained_with() -> None:
+    e = experiment("heterofl", "prune.keep={'0.25' = 0.5, '1.0' = 0.5}")
+    plans = plans_for(e.problem, 0)
+    sent = dispatch(e.start.W, plans, e.problem.layers, e.problem.pruning, 0, 0)
+    i, (weights, masks) = next((i, s) for i, s in enumerate(sent) if s[1].units)
+    task = Task(0, plans[i], weights, masks, "evaluate", evaluate=True)
+    got = local_update(e.recipe, e.shards[i], task, None)[0].metrics["test_loss"]
+    b = bench(e)
+    shares = {l: len(masks.units[l]) / e.problem.layers.groups[l].units for l in twins.HIDDEN}
+    kept = twins.unit_masks(b.W, {l: masks.units[l].tolist() for l in twins.HIDDEN})
+    V = {n: w * kept[n] for n, w in b.W.items()}
+    at = e.shards[i].test
+    want = float(twins.cross_entropy(twins.forward(V, b.x[at], shares), b.y[at])) * len(at)
+    assert got == pytest.approx(want, rel=1e-4)
 
 
 def test_static_norm_takes_the_statistics_of_the_clients_samples_once() -> None:

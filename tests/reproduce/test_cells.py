@@ -94,8 +94,8 @@ def test_a_setting_that_does_not_exist_is_refused():
 
 def test_learning_rates_are_the_recorded_ones():
     recorded = record.read_json(EXPERIMENTS / "lr.json")
-    assert {name: found["lr"] for name, found in recorded.items()} == dict(LR)
+    assert {name: float(found["chosen"]) for name, found in recorded.items()} == dict(LR)
     for found in recorded.values():
         scores = found["validation"]
-        assert set(scores) == {f"{lr:g}" for lr in GRID}
-        assert scores[f"{found['lr']:g}"] == max(scores.values())
+        assert set(scores) == set(GRID)
+        assert scores[found["chosen"]] == max(scores.values())

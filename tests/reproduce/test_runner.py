@@ -126,26 +126,6 @@ def test_time_left_counts_by_bench(monkeypatch):
 # --------------------------------------------------------------------------- learning rates
 
 
-def test_the_validation_cut_sees_no_test_sample_and_no_sample_twice():
-    whole = assemble(config_of(Cell(BENCH, "classes", FEDAVG), "desk", 0))
-    cut = lr.validation_cut(whole)
-    for i, shard in cut.shards.items():
-        train, test = set(shard.train.tolist()), set(shard.test.tolist())
-        assert not train & test and train | test == set(whole.shards[i].train.tolist())
-        assert not (train | test) & set(whole.shards[i].test.tolist())
-        assert cut.problem.examples[i] == len(train)
-
-
-def test_recorded_rates_are_not_scored_again(tmp_path, monkeypatch):
-    scores = dict(zip(lr.GRID, (0.1, 0.5, 0.9, 0.7, 0.2), strict=True))
-    asked = []
-    monkeypatch.setattr(lr, "validate", lambda b, rate, *_: asked.append(rate) or scores[rate])
-    place = tmp_path / "deep" / "lr.json"
-    assert dict(lr.search(BENCH, 3, place, None, 1)) == scores
-    assert list(dict(lr.search(BENCH, 3, place, None, 1))) == asked == list(lr.GRID)
-    assert record.read_json(place)["digits-mlp"]["lr"] == 0.1
-
-
 def test_a_bench_without_a_chosen_rate_is_refused(tmp_path):
     with pytest.raises(InputError, match="fedp3 reproduce lr --bench digits-mlp"):
         runner.plan(request_in(tmp_path, rates={}))
@@ -156,14 +136,10 @@ def test_a_bench_without_a_chosen_rate_is_refused(tmp_path):
 
 def test_a_search_that_was_stopped_has_chosen_nothing(tmp_path):
     place = tmp_path / "lr.json"
-    record.write_json(place, {"a": {"lr": 0.5, "validation": {"0.5": 0.9}}})
+    record.write_json(place, {"a": {"chosen": "0.5", "validation": {"0.5": 0.9}}})
     assert "a" not in lr.chosen(place)
-    record.write_json(place, {"a": {"lr": 0.5, "validation": {f"{r:g}": r for r in lr.GRID}}})
+    record.write_json(place, {"a": {"chosen": "0.5", "validation": {r: float(r) for r in lr.GRID}}})
     assert lr.chosen(place)["a"] == 0.5 and lr.chosen(tmp_path / "none.json") == dict(cells.LR)
-
-
-def test_a_rate_is_scored_by_training():
-    assert 0 <= lr.validate(BENCH, 0.1, 2, None, 1) <= 1
 
 
 # --------------------------------------------------------------------------- released, and the paper's coincidence

@@ -228,11 +228,13 @@ def _plain(value: Any) -> Any:
 def _lr(asked: Asked) -> None:
     """Score every rate of the grid and record it."""
     from fedp3.reproduce.cells import BENCHES, PROTOCOLS
-    from fedp3.reproduce.lr import search
+    from fedp3.reproduce.lr import cases
+    from fedp3.tune import search
 
     chosen = [pick(BENCHES, name, "bench") for name in asked.benches] or list(BENCHES.values())
     rounds = asked.rounds or PROTOCOLS["desk"].rounds
     for bench in chosen:
-        for lr, score in search(bench, rounds, asked.rates, asked.data_dir, asked.workers):
-            show.say(f"{bench.name} lr {lr:g}: G {100 * score:.2f} % on the validation cut")
+        each = cases(bench, rounds)
+        for lr, score in search(bench.name, each, asked.rates, asked.data_dir, asked.workers, show.rounds):
+            show.say(f"{bench.name} lr {lr}: G {100 * score:.2f} % on the validation cut")
     show.tell(f"open {os.path.relpath(asked.rates)}")

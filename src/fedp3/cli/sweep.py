@@ -3,14 +3,18 @@
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from fedp3.cli import show
 from fedp3.cli.plan import AsJson, DataDir, Overrides
 from fedp3.cli.runs import Workers, start_seeds
+from fedp3.cli.stop import stoppable
 from fedp3.errors import InputError
+
+if TYPE_CHECKING:
+    from fedp3.config import Config
 
 Folders = Annotated[list[Path], typer.Argument(help="Run folders")]
 
@@ -47,20 +51,53 @@ def sweep(
     out: Annotated[Path, typer.Option("--out", help="Folder for all runs")],
     overrides: Overrides = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per method")] = 1,
+    tune: Annotated[str, typer.Option("--tune", help="Choose a key for each method, as in local.lr=0.1,0.2")] = "",
+    tune_rounds: Annotated[int, typer.Option("--tune-rounds", min=0, help="Rounds per value; 0: as the config")] = 0,
     workers: Workers = 0,
     data_dir: DataDir = None,
 ) -> None:
     """Run several methods over several seeds; call it again to go on where it stopped.
 
-    Example: fedp3 sweep my.toml --methods fedavg,fedp3 --seeds 3 --out sweeps/a
+    --tune scores every value on a cut of the training samples with the first seed; OUT/tuned.json has the scores.
+
+    Example: fedp3 sweep my.toml --methods fedavg,fedp3 --seeds 3 --tune local.lr=0.1,0.2,0.5 --out sweeps/a
     """
     from fedp3 import config
 
     names = [m.strip() for m in methods.split(",") if m.strip()]
-    settings = {m: config.load(path, [*(overrides or []), f"method={m}"]) for m in names}  # all mistakes first
-    for m, each in settings.items():
-        start_seeds(each, out / m, seeds, workers, data_dir)
+    key, values = _grid(tune)
+    settings = {  # all mistakes first
+        m: {v: config.load(path, [*(overrides or []), f"method={m}", *([f"{key}={v}"] if key else [])]) for v in values}
+        for m in names
+    }
+    for m, cases in settings.items():
+        value = _best(m, cases, tune_rounds, out / "tuned.json", workers, data_dir) if key else ""
+        start_seeds(cases[value], out / m, seeds, workers, data_dir)
     show.tell(f"next: fedp3 compare {out}/*")
+
+
+def _grid(text: str) -> tuple[str, list[str]]:
+    """A key and the values to try; no key and one empty value where nothing is asked for."""
+    key, _, values = text.partition("=")
+    each = [v.strip() for v in values.split(",") if v.strip()]
+    if text and len(each) < 2:
+        raise InputError(f"--tune {text}: name a key and at least two values, as in local.lr=0.1,0.2,0.5")
+    return key.strip(), each or [""]
+
+
+def _best(
+    method: str, cases: "Mapping[str, Config]", rounds: int, place: Path, workers: int, data_dir: Path | None
+) -> str:
+    """The value that does best on the validation cut."""
+    from fedp3 import tune
+
+    short = {v: tune.shortened(c, rounds) for v, c in cases.items()}
+    with stoppable():
+        scores = dict(tune.search(method, short, place, data_dir, workers, show.rounds))
+    value = tune.best(scores)
+    tried = ", ".join(f"{v}: {100 * s:.1f} %" for v, s in scores.items())
+    show.say(f"{method}: {value} is best on the validation cut ({tried})")
+    return value
 
 
 def compare(

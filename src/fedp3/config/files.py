@@ -193,15 +193,17 @@ def template() -> str:
     What the method decides is commented out, so that changing the method is changing one line.
     """
     lines = ["# A fedp3 run.  Look at it with `fedp3 plan`, start it with `fedp3 run`.", ""]
-    config, decided = parse({}, START), ("plan", "prune", "upload", "aggregate", "hooks")
+    config, decided = parse({}, START), ("plan", "prune", "upload", "aggregate", "hooks")  # sections, and
+    single = {(s, k) for sets in METHODS.values() for s, keys in sets.items() for k in keys}  # keys elsewhere
     lines += [f"method = {_toml(config.method)}  # {Config.model_fields['method'].description}"]
     for name, section in config:
         if isinstance(section, Section):
             note = "  The method sets these; take away a # to decide yourself." if name in decided else ""
             lines += ["", f"# {type(section).__doc__}{note}", f"[{name}]"]
-            mark = "# " if name in decided else ""
-            pairs = [(f"{mark}{k} = {_toml(v)}", type(section).model_fields[k].description) for k, v in section]
-            lines += [f"{pair:<30} # {about}" for pair, about in pairs]
+            for k, v in section:
+                mark = "# " if name in decided or (name, k) in single else ""
+                pair = f"{mark}{k} = {_toml(v)}"
+                lines.append(f"{pair:<30} # {type(section).model_fields[k].description}")
     return "\n".join(lines) + "\n"
 
 

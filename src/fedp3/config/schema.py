@@ -175,7 +175,7 @@ class HooksSection(Section):
     loss: Annotated[str, _known(methods.LOSSES, "loss")] = Field(
         "cross_entropy", description="cross_entropy, present (only labels the client has) or code (FedCR)"
     )
-    scale: bool = Field(False, description="while training, divide what cut layers say by the share that is kept")
+    scale: bool = Field(False, description="on the client, divide what cut layers say by the share that is kept")
     static_norm: bool = Field(False, description="take batch norm's running statistics once, after the last step")
     distil: bool = Field(False, description="under ordered dropout, the drawn width also learns from the whole one")
     exchange: Annotated[str, _known(methods.EXCHANGES, "exchange")] = Field(

@@ -4,10 +4,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 
-from fedp3.hooks import Exchange, Hooks, Loss, Pass
+from fedp3.hooks import Answer, Exchange, Hooks, Loss, Pass
 from fedp3.lookup import pick
 from fedp3.methods.fedcr import GAUSSIANS, code_loss
-from fedp3.methods.losses import present
+from fedp3.methods.losses import only_present, present
 from fedp3.methods.scaffold import SCAFFOLD
 
 
@@ -40,10 +40,10 @@ PASSES: Mapping[str, Callable[[Parts], tuple[Passes, Passes]]] = {  # of a round
     "head-last": lambda p: ((Pass(mu=p.mu),), (Pass("head", share=p.tune),)),
     "own": lambda p: ((Pass(), Pass(own=True, mu=p.mu)), (Pass(own=True, mu=p.mu, share=p.tune),)),
 }
-LOSSES: Mapping[str, Callable[[Parts], Loss | None]] = {
-    "cross_entropy": lambda p: None,
-    "present": lambda p: present,
-    "code": lambda p: partial(code_loss, beta=p.beta, samples=p.samples),
+LOSSES: Mapping[str, Callable[[Parts], tuple[Loss | None, Answer | None]]] = {  # and what a client so trained answers
+    "cross_entropy": lambda p: (None, None),
+    "present": lambda p: (present, only_present),
+    "code": lambda p: (partial(code_loss, beta=p.beta, samples=p.samples), None),
 }
 EXCHANGES: Mapping[str, Exchange | None] = {"none": None, "scaffold": SCAFFOLD, "gaussians": GAUSSIANS}
 
@@ -51,8 +51,9 @@ EXCHANGES: Mapping[str, Exchange | None] = {"none": None, "scaffold": SCAFFOLD, 
 def hooks(p: Parts) -> Hooks:
     """The record of hooks that these parts make."""
     train, probe = pick(PASSES, p.passes, "sequence of passes")(p)
-    loss = pick(LOSSES, p.loss, "loss")(p)
-    return Hooks(train, probe, loss, p.scale, p.static_norm, p.distil, pick(EXCHANGES, p.exchange, "exchange"))
+    loss, answer = pick(LOSSES, p.loss, "loss")(p)
+    exchange = pick(EXCHANGES, p.exchange, "exchange")
+    return Hooks(train, probe, loss, answer, p.scale, p.static_norm, p.distil, exchange)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,7 +27,9 @@ OWN_HEAD = _with(WHOLE, plan={"head": "personal"})
 # every layer but the head cut to what the device can carry, and what it kept comes back
 SLICED: Settings = {"plan": {"layers": "prune-all"}, "prune": {"upload": "kept"}, "aggregate": {"rule": "simple"}}
 WIDTHS = [1.0, 0.5, 0.25, 0.125, 0.0625]  # HeteroFL's levels a to e
-HETEROFL = {"loss": "present", "scale": True, "static_norm": True}
+HETEROFL: Settings = _with(
+    SLICED, hooks={"loss": "present", "scale": True, "static_norm": True}, local={"clip_norm": 1.0}
+)
 CODED = {"passes": "head-last", "loss": "code", "exchange": "gaussians", "code": 256, "tune": 1.0}
 FEDCR = _with(OWN_HEAD, aggregate={"rule": "simple"}, hooks=CODED)
 
@@ -68,7 +70,7 @@ METHODS: Mapping[str, Method] = {
     ),
     "heterofl": Method(
         "leading units by capacity; scaler, masked cross-entropy, static batch norm (Diao et al., 2021)",
-        _with(SLICED, prune={"keep": WIDTHS, "selector": "ordered"}, hooks=HETEROFL),
+        _with(HETEROFL, prune={"keep": WIDTHS, "selector": "ordered"}),
     ),
     "fjord": Method(
         "nested widths, one drawn for every batch up to the client's capacity (Horváth et al., 2021)",
@@ -81,7 +83,7 @@ METHODS: Mapping[str, Method] = {
     ),
     "fedrolex": Method(
         "a window of units that moves on every round; HeteroFL's aids (Alam et al., 2022)",
-        _with(SLICED, prune={"keep": WIDTHS, "selector": "rolling"}, hooks=HETEROFL),
+        _with(HETEROFL, prune={"keep": WIDTHS, "selector": "rolling"}),
     ),
     "fiarse": Method(
         "the largest weights of the whole model, as many as the capacity (Wu et al., 2024)",

@@ -1,0 +1,72 @@
+"""Choosing a setting: on which samples, what counts, and what is remembered."""
+
+from contextlib import contextmanager
+
+import pytest
+
+from fedp3 import config, record, tune
+from fedp3.errors import InputError
+from fedp3.experiment import assemble
+
+SMALL = ("partition.clients=4", "run.clients_per_round=0", "run.rounds=4", "local.steps=2", "model.width=0.02")
+
+
+def settings(*more: str) -> config.Config:
+    return config.parse({}, [*SMALL, *more])
+
+
+@contextmanager
+def unseen(name: str, rounds: int):
+    yield lambda done: None
+
+
+def test_the_validation_cut_sees_no_test_sample_and_no_sample_twice():
+    whole = assemble(settings())
+    cut = tune.validation_cut(whole)
+    for i, shard in cut.shards.items():
+        train, test = set(shard.train.tolist()), set(shard.test.tolist())
+        assert not train & test and train | test == set(whole.shards[i].train.tolist())
+        assert not (train | test) & set(whole.shards[i].test.tolist())
+        assert cut.problem.examples[i] == len(train)
+
+
+def test_the_second_half_of_the_evaluations_counts():
+    seen = []
+    score = tune.validate(tune.shortened(settings()), None, 1, seen.append)
+    assert [r.t for r in seen] == [0, 1, 2, 3]
+    assert score == pytest.approx((seen[2].G.mean + seen[3].G.mean) / 2)
+
+
+def test_a_setting_that_makes_training_diverge_scores_nothing():
+    wild = settings("local.lr=1e30", "local.clip_norm=0", "run.max_void=1")
+    assert tune.validate(tune.shortened(wild), None, 1, lambda done: None) == 0
+
+
+def test_samples_under_ldp_are_not_looked_at_for_a_setting():
+    with pytest.raises(InputError, match="no budget pays for"):
+        tune.validate(settings("privacy.enabled=true", "privacy.delta=0.001"), None, 1, lambda done: None)
+
+
+def test_recorded_values_are_not_scored_again(tmp_path, monkeypatch):
+    scores = {"0.1": 0.4, "0.2": 0.9, "0.5": 0.7}
+    asked: list[str] = []
+
+    def validate(c: config.Config, *_: object) -> float:
+        asked.append(f"{c.local.lr:g}")
+        return scores[asked[-1]]
+
+    monkeypatch.setattr(tune, "validate", validate)
+    place, cases = tmp_path / "deep" / "tuned.json", {v: settings(f"local.lr={v}") for v in scores}
+    some = dict(list(cases.items())[:2])
+    for each in (some, cases, cases):
+        assert dict(tune.search("fedp3", each, place, None, 1, unseen)) == {v: scores[v] for v in each}
+    assert asked == list(scores)
+    assert record.read_json(place)["fedp3"]["chosen"] == "0.2" == tune.best(scores)
+
+
+def test_scores_of_another_config_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "validate", lambda *_: 0.5)
+    place = tmp_path / "tuned.json"
+    dict(tune.search("fedp3", {"0.1": settings("local.lr=0.1")}, place, None, 1, unseen))
+    with pytest.raises(InputError, match="scored with another config"):
+        dict(tune.search("fedp3", {"0.1": settings("local.lr=0.1", "run.seed=7")}, place, None, 1, unseen))
