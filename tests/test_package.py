@@ -22,7 +22,7 @@ LEVELS = (
     "record tensorboard methods theory privacy",
     "config",
     "experiment",
-    "engines report",
+    "engines report scribe",
     "driver",
     "api tune",
     "reproduce engines.flower.app engines.flower.strategy",

@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -14,6 +15,7 @@ import pytest
 
 from fedp3 import cli, record
 from fedp3.errors import RunError
+from fedp3.scribe import scribe
 from killed import MOMENTS
 
 HERE = Path(__file__).parent
@@ -157,6 +159,80 @@ def test_a_changed_config_is_refused_with_the_difference(place, whole, tmp_path,
     code, said = fedp3("resume", str(tmp_path / "run"), capsys=capsys)
     assert code == 2
     assert "[local] lr: was 0.1, is 0.3" in said
+
+
+def test_a_folder_of_an_older_version_is_refused_with_what_that_did_not_know(place, whole, tmp_path, capsys):
+    shutil.copytree(place / "whole", tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    about = record.read_json(tmp_path / "run" / "run.json")
+    del about["config"]["upload"], about["config"]["run"]["quorum"]
+    record.write_json(tmp_path / "run" / "run.json", about)
+    code, said = fedp3("resume", str(tmp_path / "run"), capsys=capsys)
+    assert code == 2
+    assert "did not know upload.compress, upload.share, run.quorum" in said
+
+
+# --------------------------------------------------------------------------- writing while the next round trains
+
+
+@pytest.fixture
+def disk(monkeypatch):
+    """What is written, in order, on a disk that waits until it is told to go on."""
+    written, go = [], threading.Semaphore(0)
+
+    def write(kind: str, what: object) -> None:
+        assert go.acquire(timeout=30)
+        written.append((kind, what))
+
+    monkeypatch.setattr(record, "append_event", lambda folder, done: write("event", done))
+    monkeypatch.setattr(record, "save_checkpoint", lambda folder, checkpoint, digest: write("checkpoint", checkpoint))
+    return written, go
+
+
+def test_a_round_is_written_while_the_next_one_trains_and_the_one_after_waits(disk, tmp_path):
+    written, go = disk
+    with scribe(tmp_path, "digest", at_once=False) as put:
+        put("first", "W1")  # nothing may be written yet: this returns all the same
+        assert not written
+        second = threading.Thread(target=put, args=("second", None))
+        second.start()
+        go.release()
+        second.join(0.2)
+        assert second.is_alive() and len(written) <= 1, "one round at most is waiting"
+        for _ in range(3):
+            go.release()
+        second.join(30)
+        put(None, "W2")
+        go.release()
+    assert written == [("event", "first"), ("checkpoint", "W1"), ("event", "second"), ("checkpoint", "W2")]
+
+
+def test_where_rounds_must_not_be_done_twice_each_is_on_disk_before_the_next(disk, tmp_path):
+    written, go = disk
+    with scribe(tmp_path, "digest", at_once=True) as put:
+        for _ in range(2):
+            go.release()
+        put("first", "W1")
+        assert written == [("event", "first"), ("checkpoint", "W1")]
+
+
+@pytest.mark.parametrize("at_once", [True, False])
+def test_what_goes_wrong_in_writing_ends_the_run(at_once, tmp_path, monkeypatch):
+    def full(*_: object) -> None:
+        raise RunError("cannot write: no space")
+
+    monkeypatch.setattr(record, "append_event", full)
+    rounds = []
+
+    def run() -> None:
+        with scribe(tmp_path, "digest", at_once=at_once) as put:
+            for t in range(5):
+                put(t, None)
+                rounds.append(t)
+
+    with pytest.raises(RunError, match="no space"):
+        run()
+    assert len(rounds) <= 1, "the next round finds out"
 
 
 def test_a_second_run_into_the_same_folder_names_resume(place, whole, capsys):

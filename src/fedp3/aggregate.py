@@ -7,9 +7,10 @@ to zero (erratum A9).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import islice
 from typing import Literal
 
 import torch
@@ -109,7 +110,8 @@ LEARNS = frozenset({"attention"})  # rules that need a memory of the last round
 # --------------------------------------------------------------------------- the one masked mean
 
 
-AT_ONCE = 1 << 15  # numbers of small uploads that wait to be added in one call
+AT_ONCE = 1 << 17  # numbers of small uploads of one tensor that are added in one call
+HANDFUL = 1 << 17  # numbers in small contributions that are added up together
 
 
 @dataclass(slots=True)
@@ -120,12 +122,25 @@ class _Sum:
     den: Tensor | list[float] = field(default_factory=list)
     waiting: list[Tensor] = field(default_factory=list)  # the last ones of those in `den`, not yet in `num`
 
-    def add(self, w: Tensor, kept: Kept, a: float) -> None:
-        if kept is None and isinstance(self.den, list):
-            self.waiting.append(w)
-            self.den.append(a)
-            if len(self.waiting) * w.numel() >= AT_ONCE:
+    def add_whole(self, rows: Sequence[Tensor], a: Sequence[float]) -> None:
+        """Uploads of all of it, one after the other."""
+        if not isinstance(self.den, list):
+            for w, a_i in zip(rows, a, strict=True):
+                self.add(w, None, a_i)
+            return
+        most, done = -(-AT_ONCE // max(1, self.num.numel())), 0
+        while done < len(rows):
+            end = done + most - len(self.waiting)
+            self.waiting += rows[done:end]
+            self.den += a[done:end]
+            done = end
+            if len(self.waiting) == most:
                 self._settle()
+
+    def add(self, w: Tensor, kept: Kept, a: float) -> None:
+        """An upload of what is kept of it."""
+        if kept is None and isinstance(self.den, list):
+            self.add_whole([w], [a])
             return
         if isinstance(self.den, list):
             self._settle()
@@ -140,9 +155,10 @@ class _Sum:
         if len(some) == 1:
             self.num.add_(some[0], alpha=self.den[-1])
         elif some:
-            a = torch.tensor(self.den[-len(some) :], dtype=torch.float64).view(-1, *[1] * self.num.dim())
-            rows = torch.stack(some)
-            self.num += (rows if bool((a == 1).all()) else rows * a).sum(0, dtype=torch.float64)
+            rows, a = torch.stack(some), self.den[-len(some) :]
+            if a.count(1.0) < len(a):  # times one changes no bit
+                rows = rows * torch.tensor(a, dtype=torch.float64).view(-1, *[1] * self.num.dim())
+            self.num += rows.sum(0, dtype=torch.float64)
 
     def mean(self, old: Tensor) -> Tensor:
         if isinstance(self.den, list):
@@ -206,21 +222,46 @@ def _add_up(
     W: Params, who: Iterable[Contribution], layers: LayerMap, stale: str, weigh: Callable[[Contribution, Layer], float]
 ) -> tuple[Params, Sent]:
     sums: dict[str, _Sum] = {}
-    known: dict[
-        int, tuple[object, tuple[Layer, ...]]
-    ] = {}  # plans of a fleet share their layers; held, so that ids last
-    for c in who:
+    known: dict[int, tuple[object, frozenset[Layer]]] = {}  # plans share their layers; held, so that ids last
+
+    def uploads(c: Contribution, l: Layer) -> bool:
         of = c.plan.layers
-        _, uploaded = known.get(id(of)) or known.setdefault(id(of), (of, c.plan.uploaded))
-        for l in uploaded:
-            a = weigh(c, l)
-            if not (math.isfinite(a) and a > 0):
-                raise RunError(f"layer {l!r}, client {c.client}: want a finite weight > 0, got {a}")
-            for n in layers.layers[l]:
+        return l in (known.get(id(of)) or known.setdefault(id(of), (of, frozenset(c.plan.uploaded))))[1]
+
+    for some in _handfuls(who, layers):
+        for l, names in layers.layers.items():
+            senders = [c for c in some if uploads(c, l)]
+            a = [weigh(c, l) for c in senders]
+            _check(a, senders, l)
+            for n in names if senders else ():
                 total = sums.get(n) or sums.setdefault(n, _Sum(torch.zeros(W[n].shape, dtype=torch.float64)))
-                total.add(c.update.tensors[n], M.uploaded(n, l, c.plan, c.masks, layers, stale), a)
+                _add(total, n, l, senders, a, layers, stale)
     sent = {n: s.den > 0 if isinstance(s.den, Tensor) else None for n, s in sums.items()}
     return {n: sums[n].mean(w) if n in sums else w for n, w in W.items()}, sent
+
+
+def _handfuls(who: Iterable[Contribution], layers: LayerMap) -> Iterator[list[Contribution]]:
+    """Contributions in the order given, several where they are small: a call costs more than their numbers."""
+    stream, size = iter(who), max(1, HANDFUL // sum(math.prod(shape) for shape in layers.shapes.values()))
+    while some := list(islice(stream, size)):
+        yield some
+
+
+def _check(a: Sequence[float], senders: Sequence[Contribution], l: Layer) -> None:
+    for a_i, c in zip(a, senders, strict=True):
+        if not 0 < a_i < math.inf:
+            raise RunError(f"layer {l!r}, client {c.client}: want a finite weight > 0, got {a_i}")
+
+
+def _add(
+    total: _Sum, n: str, l: Layer, who: Sequence[Contribution], a: Sequence[float], layers: LayerMap, stale: str
+) -> None:
+    """What these clients sent of one tensor."""
+    if not any(c.masks.units or c.masks.weights for c in who):
+        total.add_whole([c.update.tensors[n] for c in who], a)
+        return
+    for c, a_i in zip(who, a, strict=True):
+        total.add(c.update.tensors[n], M.uploaded(n, l, c.plan, c.masks, layers, stale), a_i)
 
 
 def _compared(

@@ -11,6 +11,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from fedp3.experiment import Experiment, costs
 from fedp3.lookup import pick
 from fedp3.privacy import rules as ldp
 from fedp3.privacy.ledger import Ledger, open_ledger, summary
+from fedp3.scribe import scribe
 from fedp3.server import Final, RoundRecord, ServerState, finish, plans_for, run
 from fedp3.types import ClientPlan, LayerPlan
 
@@ -111,38 +113,39 @@ def drive(
     on_round: OnRound | None = None,
     start: ServerState | None = None,
 ) -> Outcome:
-    """Train to the end and evaluate; whatever stops it, the last whole round is on disk."""
+    """Train to the end and evaluate; whatever stops it, short of a kill, the last whole round is on disk."""
     every, digest = experiment.config.run.checkpoint_every, experiment.config.digest()
     state = saved = start or experiment.start
     budget = experiment.problem.budget
     ledger = None if budget is None else open_ledger(budget, digest, folder)
     records: list[dict[str, Any]] = record.read_events(folder) if folder else []
     began, done = time.perf_counter(), None
-
-    def save() -> None:
-        nonlocal saved
-        if folder is not None and saved is not state:
-            record.save_checkpoint(folder, record.Checkpoint(state, engine.states.of), digest)
-            saved = state
-
-    try:
-        for new, done in run(experiment.problem, state, engine.execute, ledger):
-            if folder is not None:
-                record.append_event(folder, done)
-            state = new
-            records.append(record.as_event(done))
-            if state.t % every == 0 or state.t == experiment.problem.rounds:
-                save()
-            if on_round is not None:
-                on_round(done)
-        final = finish(experiment.problem, state, engine.execute, ledger, done)
-    finally:
-        save()
+    # Under LDP a round done twice is paid for twice: it is on disk before the next one begins.
+    writing = scribe(folder, digest, at_once=ledger is not None) if folder else nullcontext(lambda *_: None)
+    with writing as put:
+        try:
+            for new, done in run(experiment.problem, state, engine.execute, ledger):
+                state = new
+                records.append(record.as_event(done))
+                if state.t % every == 0 or state.t == experiment.problem.rounds:
+                    saved = state
+                put(done, _checkpoint(state, engine) if saved is state else None)
+                if on_round is not None:
+                    on_round(done)
+            final = finish(experiment.problem, state, engine.execute, ledger, done)
+        finally:
+            if saved is not state:
+                put(None, _checkpoint(state, engine))
     extra = time.perf_counter() - began - sum(r["seconds"] for r in records if r["t"] >= (start.t if start else 0))
     result = _result(experiment, state, final, records, folder, max(0.0, extra)) | _spent(ledger)
     if folder is not None:
         record.write_json(folder / "result.json", result)
     return Outcome(state, final, result)
+
+
+def _checkpoint(state: ServerState, engine: Engine) -> record.Checkpoint:
+    """All of a run as it is now; what clients keep goes on changing in its engine."""
+    return record.Checkpoint(state, {i: dict(rounds) for i, rounds in engine.states.of.items()})
 
 
 def _result(

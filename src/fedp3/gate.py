@@ -13,11 +13,23 @@ import torch
 from torch import Tensor
 
 from fedp3.compress import SCALE, dtype_of, scales_of
-from fedp3.types import AS_IS, ClientPlan, ClientUpdate, Compression, Contribution, Failure, LayerMap, Reply, Task
+from fedp3.types import (
+    AS_IS,
+    ClientPlan,
+    ClientUpdate,
+    Compression,
+    Contribution,
+    Failure,
+    LayerMap,
+    Params,
+    Reply,
+    Task,
+)
 
 EXTRA_LIMIT = 1 << 20  # bytes of extras that are read before anybody knows which are expected
 METRIC_LIMIT = 64
 METRIC_MOST = torch.finfo(torch.float32).max  # what a net computes; larger ones could overflow a sum over clients
+NUMBER = (int, float)  # made once: `int | float` is built at every look
 NAME_LIMIT = 80  # characters of a client's own words that a reason repeats
 HANDFUL = 1 << 17  # numbers in small updates that are looked through in one call
 
@@ -127,7 +139,7 @@ def _looked_at(
     while some := list(islice(stream, size)):
         flaws = [formal(reply) for reply in some]
         sound = [r for r, why in zip(some, flaws, strict=True) if not why and isinstance(r, ClientUpdate)]
-        fine = _finite([w for u in sound for w in (*u.tensors.values(), *u.extra.values())], small=size > 1)
+        fine = _finite(u.tensors for u in sound) and _finite(u.extra for u in sound)
         for reply, why in zip(some, flaws, strict=True):
             yield reply, why or ("" if fine or isinstance(reply, Failure) else _not_finite(reply))
 
@@ -179,24 +191,28 @@ def _short(names: Sequence[str]) -> str:
 
 def _wrong_tensors(update: ClientUpdate, want: Expected) -> str:
     for n, w in update.tensors.items():
-        shape, dtype = want.tensors[n]
-        if reason := _not_plain(w, dtype):
-            return f"tensor {n!r} {reason}"
-        if w.shape != shape:
-            return f"tensor {n!r} has shape {tuple(w.shape)}, want {shape}"
+        if flaw := _unlike(w, *want.tensors[n]):
+            return f"tensor {n!r} {flaw}"
     return ""
 
 
-def _not_plain(w: object, want: torch.dtype = torch.float32) -> str:
-    if not isinstance(w, Tensor) or w.dtype != want:
-        return f"has type {getattr(w, 'dtype', type(w).__name__)}, want {str(want).removeprefix('torch.')}"
-    return "" if w.layout == torch.strided and w.device.type == "cpu" else "is not a dense tensor in memory"
+def _unlike(w: object, shape: tuple[int, ...], dtype: torch.dtype) -> str:
+    if not isinstance(w, Tensor) or w.dtype != dtype:
+        return f"has type {getattr(w, 'dtype', type(w).__name__)}, want {str(dtype).removeprefix('torch.')}"
+    if not w.is_cpu or w.layout != torch.strided:
+        return "is not a dense tensor in memory"
+    return "" if w.shape == shape else f"has shape {tuple(w.shape)}, want {shape}"
 
 
-def _finite(tensors: Sequence[Tensor], *, small: bool) -> bool:
-    # The sum of finite numbers is finite unless it overflows: who fails here is looked at closer.
-    several = [torch.cat([w.flatten() for w in tensors])] if small and tensors else tensors
-    return all(math.isfinite(float(w.sum())) for w in several)
+def _finite(several: Iterable[Params]) -> bool:
+    """Whether all numbers surely are finite: a sum of finite ones is, unless it overflows.  Who fails is looked at."""
+    by_name: dict[str, list[Tensor]] = {}  # equal names, equal shapes
+    for tensors in several:
+        for n, w in tensors.items():
+            by_name.setdefault(n, []).append(w)
+    return all(
+        math.isfinite(float((torch.stack(rows) if len(rows) > 1 else rows[0]).sum())) for rows in by_name.values()
+    )
 
 
 def _not_finite(update: ClientUpdate) -> str:
@@ -211,10 +227,8 @@ def _wrong_extra(update: ClientUpdate, extras: Mapping[str, tuple[int, ...]]) ->
         unknown, missing = sorted(map(str, set(update.extra) - set(extras))), sorted(set(extras) - set(update.extra))
         return f"unknown extra {_short(unknown)}" if unknown else f"extra {_short(missing)} is missing"
     for n, w in update.extra.items():
-        if reason := _not_plain(w):
-            return f"extra {n!r} {reason}"
-        if w.shape != extras[n]:
-            return f"extra {n!r} has shape {tuple(w.shape)}, want {extras[n]}"
+        if flaw := _unlike(w, extras[n], torch.float32):
+            return f"extra {n!r} {flaw}"
         if n.startswith(SCALE) and bool(w < 0):
             return f"extra {n!r} is negative"
     return ""
@@ -224,5 +238,5 @@ def _wrong_metrics(update: ClientUpdate) -> str:
     if len(update.metrics) > METRIC_LIMIT:
         return f"{len(update.metrics)} metrics, at most {METRIC_LIMIT} are taken"
     # NaN fails the comparison too.
-    bad = [str(k) for k, v in update.metrics.items() if not (isinstance(v, int | float) and abs(v) <= METRIC_MOST)]
+    bad = [str(k) for k, v in update.metrics.items() if not (isinstance(v, NUMBER) and abs(v) <= METRIC_MOST)]
     return f"metric {_short(bad)} is not a finite number" if bad else ""

@@ -109,8 +109,11 @@ class Final:
 
 def plans_for(problem: Problem, t: int) -> tuple[ClientPlan, ...]:
     """The plan of every client in round t."""
-    plans = client_plans(problem.rules, problem.layers, problem.keep, problem.seed, t)
-    return tuple(dealt_out(plans, problem.pruning.selector, problem.participants))
+    return tuple(dealt_out(_plans(problem, t), problem.pruning.selector, problem.participants))
+
+
+def _plans(problem: Problem, t: int, clients: Sequence[int] | None = None) -> tuple[ClientPlan, ...]:
+    return client_plans(problem.rules, problem.layers, problem.keep, problem.seed, t, clients)
 
 
 def able(problem: Problem, t: int, ledger: Ledger | None = None) -> list[int]:
@@ -139,13 +142,17 @@ def rehearse(problem: Problem, ledger: Ledger | None = None) -> Counter[int]:
 
 
 def run_round(
-    problem: Problem, state: ServerState, execute: Execute, ledger: Ledger | None = None
+    problem: Problem,
+    state: ServerState,
+    execute: Execute,
+    ledger: Ledger | None = None,
+    fleet: Sequence[ClientPlan] | None = None,
 ) -> tuple[ServerState, RoundRecord]:
-    """One round of Algorithm 1."""
+    """One round of Algorithm 1; `fleet` are everybody's plans, where they do not change from round to round."""
     began, t = time.perf_counter(), state.t
     clients = sample(problem, t, ledger)
     scored = _evaluates(problem, t)
-    plans = client_plans(problem.rules, problem.layers, problem.keep, problem.seed, t, clients)
+    plans = [fleet[i] for i in clients] if fleet is not None else _plans(problem, t, clients)
     asked = dealt_out(plans, problem.pruning.selector, len(clients))
     tasks = _tasks(problem, state, asked, evaluate=scored)  # Alg. 1, ll. 5-6
     if ledger is not None:
@@ -169,8 +176,9 @@ def run(
     problem: Problem, state: ServerState, execute: Execute, ledger: Ledger | None = None
 ) -> Iterator[tuple[ServerState, RoundRecord]]:
     """Rounds until T, or until no client has budget left; raises after `max_void` void rounds in a row."""
+    fleet = None if problem.rules.redraw else _plans(problem, 0)
     while state.t < problem.rounds and (ledger is None or able(problem, state.t, ledger)):
-        state, record = run_round(problem, state, execute, ledger)
+        state, record = run_round(problem, state, execute, ledger, fleet)
         yield state, record
         if record.void and state.void >= problem.max_void:
             raise RunError(

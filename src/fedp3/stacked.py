@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from fedp3.data import Dataset, batch
+from fedp3.hooks import NONE
 from fedp3.lookup import pick
 from fedp3.rng import Use, stream
 from fedp3.steps import EVAL_BATCH, SCHEDULES, Recipe, Shard, held, passed
@@ -88,11 +89,13 @@ def _step(node: fx.Node, modules: Mapping[str, nn.Module]) -> str:
 
 def alike(recipe: Recipe, shard: Shard, task: Task) -> Hashable:
     """Clients that agree in this can be stacked; None: this one cannot.  Plans of a fleet share their layers."""
-    hooked = recipe.private is not None or not recipe.hooks.plain(task.kind)
-    if not recipe.chain or hooked or not len(shard.train):
+    samples = shard.train.shape[0]
+    hooked = recipe.private is not None or not (recipe.hooks is NONE or recipe.hooks.plain(task.kind))
+    if not recipe.chain or hooked or not samples:
         return None
-    counts = tuple(sorted((g, len(at)) for g, at in task.masks.units.items()))
-    shape = _steps(len(shard.train), recipe.local), _rows(len(shard.train), recipe.local)
+    units = task.masks.units
+    counts = tuple(sorted((g, len(at)) for g, at in units.items())) if units else ()
+    shape = _steps(samples, recipe.local), _rows(samples, recipe.local)
     return task.t, task.kind, task.evaluate, id(task.plan.layers), counts, shape
 
 

@@ -220,7 +220,7 @@ class RunSection(Section):
     max_void: int = Field(5, ge=1, description="end the run after this many void rounds in a row")
     deadline: float = Field(0.0, ge=0, description="seconds a round may wait for clients; 0: no limit")
     eval_every: int = Field(10, ge=0, description="rounds between evaluations; 0: only at the end")
-    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints: what a crash can cost")
+    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints: what a kill can cost, and one more")
     device: str = Field("cpu", pattern=r"^(cpu|mps|cuda(:\d+)?)$", description="cpu, cuda, cuda:1 or mps")
 
 
