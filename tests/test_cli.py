@@ -151,6 +151,8 @@ def test_a_sweep_chooses_a_setting_for_each_method(fedp3):
         assert found["rounds"] == 2 and list(scores) == ["1e-9", "0.2"] and scores[value] == max(scores.values())
         assert f"{m}: {value} is best on the validation cut (1e-9: " in err
         assert json.loads(Path(f"d/{m}/seed-0/run.json").read_text())["config"]["local"]["lr"] == float(value)
+    code, _, err = fedp3("sweep", "my.toml", *TINY, "--methods", "fedavg", "--out", "d", "local.lr=0.07")
+    assert code == 2 and "begun with other settings" in err
     for wrong in ("local.lr", "local.lr=0.1", "local.lr=0.1,-2", "local.rate=1,2"):
         assert fedp3("sweep", "my.toml", "--methods", "fedavg", "--out", "e", "--tune", wrong)[0] == 2
     assert not Path("e").exists()

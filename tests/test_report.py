@@ -22,9 +22,10 @@ from fedp3.experiment import assemble
 from fedp3.report import compare, draw_labels, write_figures, write_report
 from fedp3.report import text as words
 from fedp3.report.charts import figures, thin
+from fedp3.report.comparison import at_mb
 from fedp3.report.grids import Cell, Grid, label_grid, plan_grid
 from fedp3.report.panels import ranges
-from fedp3.report.runs import Point, Stat, at_mb, load_runs
+from fedp3.report.runs import Point, Stat, load_runs
 from fedp3.report.svg import grid_picture, grid_tips, line_tips, mesh, ticks
 
 FIGURES = ("accuracy", "loss", "bytes", "accuracy-per-mb", "plan", "labels")
@@ -300,6 +301,21 @@ def test_a_row_of_the_comparison_adds_up(tmp_path: Path) -> None:
     assert row["rejected"] == 6 and row["seconds"] == 10 and row["seeds"] == 1 and row["G_std"] is None
     assert row["worst"] == events[-1]["G"]["worst"] and row["epsilon_max"] is None
     assert row["budget_mb"] == pytest.approx((up + down) / 1e6) and row["G_at_mb"] == pytest.approx(row["G"])
+
+
+def test_accuracies_can_be_means_of_the_last_evaluations(tmp_path: Path) -> None:
+    for s in (0, 1):
+        make_run(tmp_path / "a" / f"seed-{s}", rounds=10, seed=s)
+    (row,) = compare([tmp_path / "a"], last=2)
+    each = []
+    for s in (0, 1):
+        lines = (tmp_path / "a" / f"seed-{s}" / "events.jsonl").read_text().splitlines()
+        scores = [e["G"] for line in lines if (e := json.loads(line))["G"]]
+        each.append([sum(g[k] for g in scores[-2:]) / 2 for k in ("mean", "worst")])
+    assert row["G"] == pytest.approx((each[0][0] + each[1][0]) / 2)
+    assert row["G_std"] == pytest.approx(statistics.stdev([each[0][0], each[1][0]]))
+    assert row["worst"] == pytest.approx((each[0][1] + each[1][1]) / 2)
+    assert row["G"] != compare([tmp_path / "a"])[0]["G"]
 
 
 def test_runs_are_compared_at_the_smallest_traffic_they_all_reached(tmp_path: Path) -> None:

@@ -102,6 +102,7 @@ def _best(
 
 def compare(
     folders: Folders,
+    last: Annotated[int, typer.Option("--last", min=1, help="Mean of this many last evaluations; 1: the final")] = 1,
     json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a table for a document")] = False,
 ) -> None:
@@ -111,7 +112,7 @@ def compare(
     """
     from fedp3.report import compare as rows_of
 
-    rows = rows_of(_runs(folders))
+    rows = rows_of(_runs(folders), last)
     for r in rows:
         if r["unfinished"]:
             show.say(f"warning: {r['run']} is not finished and counts as far as it came: {r['unfinished']}")

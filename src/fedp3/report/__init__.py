@@ -1,7 +1,7 @@
 """What a run did, for people: one HTML page, figure files, and rows to compare runs by."""
 
+from fedp3.report.comparison import compare
 from fedp3.report.figures import draw_labels, write_figures
 from fedp3.report.page import write_report
-from fedp3.report.runs import compare
 
 __all__ = ["compare", "draw_labels", "write_figures", "write_report"]

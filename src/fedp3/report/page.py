@@ -19,8 +19,9 @@ from fedp3.errors import RunError
 from fedp3.record import write_atomic
 from fedp3.report import text
 from fedp3.report.charts import Figure, figures
+from fedp3.report.comparison import compare_runs
 from fedp3.report.panels import run_panel
-from fedp3.report.runs import Json, Run, compare_runs, load_runs
+from fedp3.report.runs import Json, Run, load_runs
 from fedp3.report.svg import line_chart, line_tips
 
 WIDE = dict.fromkeys(("accuracy", "loss", "bytes", "accuracy-per-mb"), (560, 320))  # two panels side by side

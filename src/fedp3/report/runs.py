@@ -7,7 +7,6 @@ deviation.  A run that is not finished is read as far as it came.
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -233,8 +232,11 @@ def over_seeds(run: Run, curve: Callable[[Seed], Curve]) -> tuple[Point, ...]:
     )
 
 
-def final(run: Run, kind: str, field: str = "mean") -> Stat | None:
-    """A field of the final G, D or P over seeds."""
+def final(run: Run, kind: str, field: str = "mean", last: int = 1) -> Stat | None:
+    """A field of the final G, D or P over seeds, or its mean over the last evaluations of the rounds."""
+    if last > 1:
+        ends = ([y for _, _, y in score_curve(kind, field)(seed)][-last:] for seed in run.seeds)
+        return stat(statistics.fmean(ys) for ys in ends if ys)
     scores = (score(seed, kind) for seed in run.seeds)
     return stat(s[field] for s in scores if s)
 
@@ -244,64 +246,3 @@ def moved(run: Run, way: str) -> tuple[Stat | None, float | None]:
     mb = stat(total(bytes_curve(way)(seed)) for seed in run.seeds)
     dense = stat(total(dense_curve(way)(seed)) for seed in run.seeds)
     return mb, mb.mean / dense.mean if mb and dense and dense.mean else None
-
-
-# --------------------------------------------------------------------------- comparison
-
-
-def compare(folders: Iterable[Path]) -> list[dict[str, object]]:
-    """One row per run: accuracies, traffic, time, epsilon, and accuracy at the MB every run has spent.
-
-    `budget_mb` is the smallest traffic, up and down, at which a seed was last evaluated; `G_at_mb`, `D_at_mb` and
-    `P_at_mb` are read off the curves by MB, between two evaluations on the straight line that joins them.  `gflop` is
-    what a client computed on average over the run, `fleet_seconds` what the rounds would take on the fleet.
-    """
-    return compare_runs(load_runs(folders))
-
-
-def compare_runs(runs: Sequence[Run]) -> list[dict[str, object]]:
-    """`compare` for runs already read."""
-    curves = [score_by_mb("G")(seed) for run in runs for seed in run.seeds]
-    budget = min((c[-1][1] for c in curves if c and c[-1][1] > 0), default=None)
-    rows = []
-    for run in runs:
-        row: dict[str, object] = {"run": run.name, "method": run.seeds[0].config["method"], "seeds": len(run.seeds)}
-        for kind in KINDS:
-            value = final(run, kind)
-            row |= {kind: mean(value), f"{kind}_std": value and value.std}
-        row["worst"] = mean(final(run, "G", "worst"))
-        for way in ("up", "down"):
-            mb, share = moved(run, way)
-            row |= {f"mb_{way}": mean(mb), f"share_{way}": share}
-        row |= {
-            "seconds": mean(stat(map(seconds, run.seeds))),
-            "epsilon_max": max((e for s in run.seeds if (e := epsilon(s)) is not None), default=None),
-            "rejected": sum(len(rejections(s)) for s in run.seeds),
-            "gflop": mean(stat(map(client_gflop, run.seeds))),
-            "fleet_seconds": mean(stat(map(fleet_seconds, run.seeds))),
-            **{f"{kind}_at_mb": _at_budget(run, kind, budget) for kind in KINDS},
-            "budget_mb": budget,
-            "unfinished": ", ".join(_how_far(s) for s in run.seeds if not s.result),
-        }
-        rows.append(row)
-    return rows
-
-
-def _how_far(seed: Seed) -> str:
-    run = seed.config["run"]
-    return f"seed {run['seed']} at round {len(seed.events)} of {run['rounds']}"
-
-
-def _at_budget(run: Run, kind: str, budget: float | None) -> float | None:
-    curves = [score_by_mb(kind)(seed) for seed in run.seeds]
-    return None if budget is None else mean(stat(at_mb(c, budget) for c in curves if c))
-
-
-def at_mb(curve: Curve, budget: float) -> float | None:
-    """The height of a curve at this x, linear between its points; None outside them; where nothing moved, the last."""
-    if curve and curve[-1][1] == 0:
-        return curve[-1][2]
-    for (_, x0, y0), (_, x1, y1) in pairwise(curve):
-        if x0 <= budget <= x1:
-            return y0 + (y1 - y0) * (budget - x0) / (x1 - x0) if x1 > x0 else y1
-    return curve[-1][2] if curve and curve[-1][1] == budget else None
