@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference as ref
-from fedp3 import aggregate as aggregation
 from fedp3 import masks as M
-from fedp3.aggregate import EMPTY, RULES, Aggregation, aggregate, masked_mean
+from fedp3 import mean
+from fedp3.aggregate import EMPTY, RULES, Aggregation, aggregate
 from fedp3.errors import InputError, RunError
 from fedp3.gate import judge
+from fedp3.mean import masked_mean
 from fedp3.types import ClientPlan, ClientUpdate, Contribution, LayerMap, LayerPlan, Masks, Params, Task
 from worlds import same, world
 
@@ -210,9 +211,9 @@ def test_small_uploads_added_together_are_those_added_one_by_one(clients, size, 
     sent = [(torch.randn(size, generator=rng), None) for _ in range(clients)]
     a = torch.rand(clients, generator=rng).add(0.1).tolist() if weighed else [1.0] * clients
     sums = []
-    for at_once in (1, 7 * size, aggregation.AT_ONCE):
+    for at_once in (1, 7 * size, mean.AT_ONCE):
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(aggregation, "AT_ONCE", at_once)
+            patch.setattr(mean, "AT_ONCE", at_once)
             sums.append(masked_mean(torch.zeros(size), sent, a))
     torch.testing.assert_close(sums[1], sums[0], rtol=2e-7, atol=1e-9)
     torch.testing.assert_close(sums[2], sums[0], rtol=2e-7, atol=1e-9)
@@ -221,12 +222,17 @@ def test_small_uploads_added_together_are_those_added_one_by_one(clients, size, 
 def test_small_uploads_before_one_with_a_mask_are_in_the_sum():
     w = [torch.full((4,), float(v)) for v in (1, 2, 6)]
     masked = torch.tensor([True, True, False, False])
-    assert masked_mean(torch.zeros(4), zip(w, (None, None, masked), strict=True), [1.0] * 3).tolist() == [
-        3,
-        3,
-        1.5,
-        1.5,
-    ]
+    got = masked_mean(torch.zeros(4), zip(w, (None, None, masked), strict=True), [1.0] * 3)
+    assert got.tolist() == [3, 3, 1.5, 1.5]
+
+
+@every_rule
+@given(rounds(), st.integers(1, 40))
+def test_how_many_are_added_up_together_changes_no_bit(rule, drawn, numbers):
+    several = drawn.new(rule)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fedp3.aggregate.HANDFUL", numbers)
+        assert same(drawn.new(rule), several)
 
 
 @given(rounds())

@@ -15,8 +15,8 @@ ROOT = Path(fedp3.__file__).parent
 LEVELS = (
     "errors types hooks rng lookup masks",
     "data partition layermap models plan",
-    "prune submodel compress optimise aggregate gate privacy.clip privacy.mechanism privacy.account privacy.ledger "
-    "privacy.bounds",
+    "prune submodel compress optimise mean aggregate gate privacy.clip privacy.mechanism privacy.account "
+    "privacy.ledger privacy.bounds",
     "codec cost steps passes stacked client evaluate fleet",
     "server",
     "record tensorboard methods theory privacy",

@@ -20,6 +20,7 @@ from fedp3 import masks as M
 from fedp3.errors import RunError
 from fedp3.lookup import pick
 from fedp3.masks import Kept
+from fedp3.mean import Sum
 from fedp3.optimise import MEAN, Moments, Server, optimise
 from fedp3.rng import Use, stream
 from fedp3.types import Contribution, Layer, LayerMap, Params
@@ -107,76 +108,10 @@ RULES: Mapping[str, Weigh | Compare] = {**ALONE, **TOGETHER}
 LEARNS = frozenset({"attention"})  # rules that need a memory of the last round
 
 
-# --------------------------------------------------------------------------- the one masked mean
+# --------------------------------------------------------------------------- Algorithm 3
 
 
-AT_ONCE = 1 << 17  # numbers of small uploads of one tensor that are added in one call
 HANDFUL = 1 << 17  # numbers in small contributions that are added up together
-
-
-@dataclass(slots=True)
-class _Sum:
-    """sum_i a_i w_i and sum_i a_i of one tensor so far: no tensor of weights while everybody sent all of it."""
-
-    num: Tensor
-    den: Tensor | list[float] = field(default_factory=list)
-    waiting: list[Tensor] = field(default_factory=list)  # the last ones of those in `den`, not yet in `num`
-
-    def add_whole(self, rows: Sequence[Tensor], a: Sequence[float]) -> None:
-        """Uploads of all of it, one after the other."""
-        if not isinstance(self.den, list):
-            for w, a_i in zip(rows, a, strict=True):
-                self.add(w, None, a_i)
-            return
-        most, done = -(-AT_ONCE // max(1, self.num.numel())), 0
-        while done < len(rows):
-            end = done + most - len(self.waiting)
-            self.waiting += rows[done:end]
-            self.den += a[done:end]
-            done = end
-            if len(self.waiting) == most:
-                self._settle()
-
-    def add(self, w: Tensor, kept: Kept, a: float) -> None:
-        """An upload of what is kept of it."""
-        if kept is None and isinstance(self.den, list):
-            self.add_whole([w], [a])
-            return
-        if isinstance(self.den, list):
-            self._settle()
-            self.den = torch.full_like(self.num, math.fsum(self.den))
-        values = M.take(w, kept).to(torch.float64) * a
-        M.add_at(self.num, values, kept)
-        M.add_at(self.den, torch.full_like(values, a), kept)
-
-    def _settle(self) -> None:
-        some, self.waiting = self.waiting, []
-        assert isinstance(self.den, list)
-        if len(some) == 1:
-            self.num.add_(some[0], alpha=self.den[-1])
-        elif some:
-            rows, a = torch.stack(some), self.den[-len(some) :]
-            if a.count(1.0) < len(a):  # times one changes no bit
-                rows = rows * torch.tensor(a, dtype=torch.float64).view(-1, *[1] * self.num.dim())
-            self.num += rows.sum(0, dtype=torch.float64)
-
-    def mean(self, old: Tensor) -> Tensor:
-        if isinstance(self.den, list):
-            self._settle()
-            return self.num.div_(math.fsum(self.den)).to(old.dtype)
-        return torch.where(self.den > 0, (self.num / self.den).to(old.dtype), old)
-
-
-def masked_mean(old: Tensor, sent: Iterable[tuple[Tensor, Kept]], a: Iterable[float]) -> Tensor:
-    """sum_i a_i w_i / sum_i a_i per coordinate, over those who sent it; where nobody did, `old`.
-
-    Sums run in the order given, in double precision and undivided: whole weights then add up without rounding,
-    so their scale leaves no trace, and equal uploads come back bit-equal.
-    """
-    total = _Sum(torch.zeros(old.shape, dtype=torch.float64))
-    for (w, kept), a_i in zip(sent, a, strict=True):
-        total.add(w, kept, a_i)
-    return total.mean(old)
 
 
 def aggregate(
@@ -221,7 +156,7 @@ def _follow(
 def _add_up(
     W: Params, who: Iterable[Contribution], layers: LayerMap, stale: str, weigh: Callable[[Contribution, Layer], float]
 ) -> tuple[Params, Sent]:
-    sums: dict[str, _Sum] = {}
+    sums: dict[str, Sum] = {}
     known: dict[int, tuple[object, frozenset[Layer]]] = {}  # plans share their layers; held, so that ids last
 
     def uploads(c: Contribution, l: Layer) -> bool:
@@ -234,7 +169,7 @@ def _add_up(
             a = [weigh(c, l) for c in senders]
             _check(a, senders, l)
             for n in names if senders else ():
-                total = sums.get(n) or sums.setdefault(n, _Sum(torch.zeros(W[n].shape, dtype=torch.float64)))
+                total = sums.get(n) or sums.setdefault(n, Sum(torch.zeros(W[n].shape, dtype=torch.float64)))
                 _add(total, n, l, senders, a, layers, stale)
     sent = {n: s.den > 0 if isinstance(s.den, Tensor) else None for n, s in sums.items()}
     return {n: sums[n].mean(w) if n in sums else w for n, w in W.items()}, sent
@@ -254,7 +189,7 @@ def _check(a: Sequence[float], senders: Sequence[Contribution], l: Layer) -> Non
 
 
 def _add(
-    total: _Sum, n: str, l: Layer, who: Sequence[Contribution], a: Sequence[float], layers: LayerMap, stale: str
+    total: Sum, n: str, l: Layer, who: Sequence[Contribution], a: Sequence[float], layers: LayerMap, stale: str
 ) -> None:
     """What these clients sent of one tensor."""
     if not any(c.masks.units or c.masks.weights for c in who):
