@@ -74,6 +74,16 @@ def test_wrong_settings_are_said_before_training(data):
         )
 
 
+def test_a_frozen_parameter_is_refused_and_a_net_can_be_given_again(data):
+    mine = net()
+    mine[0].requires_grad_(False)
+    with pytest.raises(InputError, match=r"'0.weight' and 1 more of the model does not require a gradient"):
+        fedp3.run(mine, data, **SETTINGS)
+    mine.requires_grad_()
+    for _ in range(2):  # the second time with what the first one left
+        fedp3.run(mine, data, plan={"layers": "lowerb", "others": "freeze"}, **SETTINGS)
+
+
 def test_own_layers_are_taken(data):
     own = {"body": ["0.weight", "0.bias", "2.weight", "2.bias"], "head": ["4.weight", "4.bias"]}
     result = fedp3.run(net(), data, layers=own, plan={"layers": "lowerb"}, **SETTINGS)

@@ -102,6 +102,7 @@ def _drive(
         outcome = driver.drive(experiment, engine, folder, on_round, checkpoint.state if checkpoint else None)
     finally:
         engine.close()
+        experiment.recipe.net.requires_grad_()  # as it came, so that it can be given again
     return Result(experiment, outcome, folder)
 
 

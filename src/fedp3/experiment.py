@@ -66,6 +66,7 @@ def assemble_own(
     assert not isinstance(p.keep, str)  # files were read when the config was
     shards = _shards(config, data) if shards is None else shards
     mapped = layer_map(net, layers)
+    _refuse_frozen(net)
     pruning = Pruning(p.selector, p.hold, p.stale, p.local, p.q, p.q_min, p.physical, p.q_of)
     compression, hooks = Compression(config.upload.compress, config.upload.share), methods.hooks(config.parts)
     rules = PlanRules(config.plan.layers, config.plan.redraw, config.plan.others, config.plan.head, p.upload)
@@ -88,6 +89,17 @@ def assemble_own(
     extra = hooks.exchange.begin(mapped, data.classes) if hooks.exchange else {}
     experiment = Experiment(problem, recipe, shards, ServerState(0, initial, extra=extra), config)
     return _under_ldp(experiment) if config.privacy.enabled else experiment
+
+
+def _refuse_frozen(net: nn.Module) -> None:
+    """A parameter that its owner froze would train all the same: plans speak of whole layers."""
+    frozen = [n for n, p in net.named_parameters() if not p.requires_grad]
+    if frozen:
+        more = f" and {len(frozen) - 1} more" if len(frozen) > 1 else ""
+        raise InputError(
+            f"parameter {frozen[0]!r}{more} of the model does not require a gradient, but every parameter would train: "
+            "run the frozen part over the data once and train the rest on what it says, or call model.requires_grad_()"
+        )
 
 
 def _under_ldp(e: Experiment) -> Experiment:
