@@ -1,5 +1,7 @@
 """`fedp3.run` keeps the promises of the command line."""
 
+import shutil
+
 import pytest
 import torch
 from torch import nn
@@ -51,8 +53,18 @@ def test_calling_again_with_the_same_folder_goes_on_where_it_stopped(data, tmp_p
     again = fedp3.run(net(), data, out=tmp_path / "r", on_round=seen.append, **SETTINGS)
     assert [r.t for r in seen] == [2]
     assert again.model_sha256 == whole.model_sha256
-    with pytest.raises(InputError):
-        fedp3.run(net(), data, out=tmp_path / "r", **(SETTINGS | {"local": {"steps": 3, "lr": 0.1}}))
+    other = SETTINGS | {"local": {"steps": 3, "lr": 0.1}}
+    with pytest.raises(InputError, match=r"\[local\] steps: there 2, here 3"):
+        fedp3.run(net(), data, out=tmp_path / "r", **other)
+
+    def at_once(record):
+        raise Stop
+
+    with pytest.raises(Stop):
+        fedp3.run(net(), data, out=tmp_path / "s", on_round=at_once, **SETTINGS)
+    shutil.rmtree(tmp_path / "s" / "checkpoint")  # as if it had been killed before the first one
+    with pytest.raises(InputError, match="begun with other settings"):
+        fedp3.run(net(), data, out=tmp_path / "s", **other)
 
 
 def test_a_report_needs_a_folder(data, tmp_path):

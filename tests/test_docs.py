@@ -51,3 +51,12 @@ def test_every_experiment_file_is_a_config():
     for path in files:
         assert config.load(path).run.rounds > 0
         assert f"fedp3 run experiments/{path.name}" in path.read_text(), "its header names the command"
+
+
+def test_tests_named_on_the_page_of_faults_exist():
+    page = (DOCS / "faults.md").read_text()
+    named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", page)
+    assert len(named) == page.count("::") > 100
+    for path, name in named:
+        assert (ROOT / path).is_file(), f"faults.md names {path}"
+        assert f"\ndef {name}(" in (ROOT / path).read_text(), f"faults.md names {path}::{name}"

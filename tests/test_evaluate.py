@@ -71,6 +71,13 @@ def test_a_score_that_cannot_be_one_is_left_out(metrics):
     assert accuracy([ClientUpdate(0, 0, {}, 1, metrics), scored(1, 1, 4)]).clients == {1: 0.25}
 
 
+@pytest.mark.parametrize("losses", [(1.7e308, 1.7e308), (math.inf, -math.inf), (math.nan, 1.0)])
+def test_losses_that_no_sum_can_hold_spoil_the_mean_loss_alone(losses):
+    told = [ClientUpdate(i, 0, {}, 1, {"correct": i, "tested": 4, "test_loss": x}) for i, x in enumerate(losses)]
+    found = accuracy(told)
+    assert math.isnan(found.loss) and found.mean == 0.125
+
+
 # --------------------------------------------------------------------------- by hand
 
 

@@ -84,7 +84,7 @@ def run(
     if not (folder / "config.toml").exists():
         driver.begin(experiment, folder)
     else:
-        driver.reopen(folder)
+        driver.reopen(folder, config)
     with record.locked(folder):
         checkpoint, _ = driver.pick_up(folder, config.digest())
         return _drive(experiment, folder, workers, on_round, checkpoint)

@@ -267,8 +267,8 @@ def states_of(checkpoint: record.Checkpoint | None) -> States | None:
     return States({i: dict(rounds) for i, rounds in checkpoint.clients.items()}) if checkpoint else None
 
 
-def reopen(folder: Path) -> Config:
-    """The config of a run folder; refused, with the difference, if it was changed since the run began."""
+def reopen(folder: Path, like: Config | None = None) -> Config:
+    """The config of a run folder; refused if it was changed since the run began, or is not `like` what is asked for."""
     if not (folder / "config.toml").exists():
         raise InputError(f"{folder} is not a run folder: it has no config.toml")
     now = config.load(folder / "config.toml")
@@ -286,6 +286,11 @@ def reopen(folder: Path) -> Config:
             f"{folder}/config.toml was changed after the run began:\n" + "\n".join(changed) + "\nput it back, or start "
             "a new run with: fedp3 run CONFIG --out NEW_FOLDER"
         )
+    if like is not None and like.digest() != now.digest():
+        asked = _keys(like.model_dump(mode="json"))
+        differs = [f"  [{s}] {k}: there {v!r}, here {asked[s, k]!r}" for (s, k), v in keys.items() if asked[s, k] != v]
+        differs += [f"  method: there {now.method!r}, here {like.method!r}"] if like.method != now.method else []
+        raise InputError(f"{folder} was begun with other settings:\n" + "\n".join(differs) + "\nchoose another folder")
     return now
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 from fedp3.prune import dispatch
 from fedp3.types import ClientPlan, ClientUpdate, LayerMap, LayerPlan, Params, Pruning, Reply, Task
 
+MOST = 3.4e38  # about the largest float32
+
 
 @dataclass(frozen=True, slots=True)
 class Accuracy:
@@ -32,7 +34,8 @@ def accuracy(replies: Iterable[Reply]) -> Accuracy | None:
     if not scored:
         return None
     each = {i: m["correct"] / m["tested"] for i, m in sorted(scored.items())}
-    losses = [m["test_loss"] / m["tested"] for m in scored.values()]
+    # What no net computes would make the sum fail; it only makes it meaningless.
+    losses = [m["test_loss"] / m["tested"] if abs(m["test_loss"]) <= MOST else math.nan for m in scored.values()]
     return Accuracy(
         mean=statistics.fmean(each.values()),
         std=statistics.pstdev(each.values()),

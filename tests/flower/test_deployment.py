@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -18,8 +19,9 @@ pytest.importorskip("flwr")
 from fedp3 import config, record
 from fedp3.driver import drive, make_engine
 from fedp3.engines.flower.app import write_app
-from fedp3.engines.flower.certificates import make_node_key
+from fedp3.engines.flower.certificates import make_certificates, make_node_key
 from fedp3.engines.flower.cluster import Place, cluster, flwr, free_port, start, start_node, stop
+from fedp3.errors import InputError
 from fedp3.experiment import assemble
 
 HERE = Path(__file__).parent
@@ -246,6 +248,29 @@ def test_other_machines_are_let_in_only_with_tls_or_on_purpose(tmp_path):
     done = subprocess.run(up, capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 2 and "add --tls, or --insecure" in done.stderr
     assert not (tmp_path / "up").exists()
+
+
+def test_a_port_that_somebody_listens_on_is_refused_before_anything_starts(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        place = Place(tmp_path / "c", port=taken.getsockname()[1])
+        with pytest.raises(InputError, match="choose another --port"), cluster(place, 1):
+            pass
+    assert not (tmp_path / "c").exists()
+
+
+def test_certificates_stay_while_they_are_good(tmp_path, monkeypatch):
+    make_certificates(tmp_path, "127.0.0.1")
+    first = (tmp_path / "ca.crt").read_bytes()
+    make_certificates(tmp_path, "localhost")  # every certificate is for this address as well
+    assert (tmp_path / "ca.crt").read_bytes() == first
+    make_certificates(tmp_path, "10.1.2.3")
+    other = (tmp_path / "ca.crt").read_bytes()
+    assert other != first
+    monkeypatch.setattr("fedp3.engines.flower.certificates.DAYS", 0.5)
+    make_certificates(tmp_path, "10.1.2.4")
+    short = (tmp_path / "ca.crt").read_bytes()
+    make_certificates(tmp_path, "10.1.2.4")
+    assert (tmp_path / "ca.crt").read_bytes() != short, "they end within a day"
 
 
 def test_an_app_is_written_once_and_only_from_a_good_config(tmp_path):

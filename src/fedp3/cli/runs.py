@@ -158,9 +158,7 @@ def start_seeds(
         mine, place = settings.model_copy(update={"run": of_seed}), folder / f"seed-{k}"
         name = f"seed {settings.run.seed + k}"
         if (place / "config.toml").exists():
-            there = driver.reopen(place)
-            if there.digest() != mine.digest():
-                raise InputError(f"{place} was begun with other settings; choose another folder with --out")
+            there = driver.reopen(place, mine)
             results.append(go_on(there, place, workers, data_dir, tensorboard, name, engine))
         else:
             results.append(start(mine, place, workers, data_dir, tensorboard, name, engine))

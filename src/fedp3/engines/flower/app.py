@@ -55,7 +55,7 @@ def serve(grid: Grid, experiment: Experiment, settings: Settings) -> driver.Outc
     config, folder = experiment.config, settings.out
     _check(config)
     if folder is not None and settings.resume:
-        driver.reopen(folder)
+        driver.reopen(folder, config)
         if (folder / "result.json").exists():
             log(INFO, "%s is finished", folder)
             return None

@@ -13,7 +13,12 @@ DAYS = 365
 
 
 def make_certificates(folder: Path, host: str) -> None:
-    """Write ca.crt, server.pem and server.key for a server reached at this address."""
+    """Have ca.crt, server.pem and server.key for a server reached at this address.
+
+    Those that are there and still good stay, so that nodes which trust them need not be told anew.
+    """
+    if _good(folder, host):
+        return
     folder.mkdir(parents=True, exist_ok=True)
     authority = ec.generate_private_key(ec.SECP256R1())
     name = _name("fedp3 authority")
@@ -29,6 +34,16 @@ def make_certificates(folder: Path, host: str) -> None:
     (folder / "ca.crt").write_bytes(ca_signed.public_bytes(serialization.Encoding.PEM))
     (folder / "server.pem").write_bytes(leaf.sign(authority, hashes.SHA256()).public_bytes(serialization.Encoding.PEM))
     _write_private(folder / "server.key", server, serialization.PrivateFormat.PKCS8)
+
+
+def _good(folder: Path, host: str) -> bool:
+    """Whether the certificates in this folder are for this address and last another day."""
+    if not all((folder / name).exists() for name in ("ca.crt", "server.pem", "server.key")):
+        return False
+    leaf = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
+    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    lasts = leaf.not_valid_after_utc > datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
+    return lasts and set(_addresses(host)) <= set(names)
 
 
 def make_node_key(path: Path) -> None:

@@ -81,6 +81,8 @@ def is_loopback(host: str) -> bool:
 @contextlib.contextmanager
 def cluster(place: Place, nodes: int, extra: Callable[[int], str] | None = None) -> Iterator[Cluster]:
     """A SuperLink with SuperNodes 0, 1, ...; `extra` adds to a node's --node-config."""
+    if place.port and _listens(place):
+        raise InputError(f"something listens at {place.address} already; choose another --port, or none")
     place = prepare(place)
     running = Cluster(place, start_superlink(place))
     try:
