@@ -152,8 +152,11 @@ def test_a_sweep_chooses_a_setting_for_each_method(fedp3):
         assert f"{m}: {value} is best on the validation cut (1e-9: " in err
         assert json.loads(Path(f"d/{m}/seed-0/run.json").read_text())["config"]["local"]["lr"] == float(value)
     code, _, err = fedp3("sweep", "my.toml", *TINY, "--methods", "fedavg", "--out", "d", "local.lr=0.07")
-    assert code == 2 and "begun with other settings" in err
-    for wrong in ("local.lr", "local.lr=0.1", "local.lr=0.1,-2", "local.rate=1,2"):
+    assert code == 2 and "begun with other settings" in err and "[local] lr: there" in err
+    assert fedp3("resume", "d/fedavg")[0] == 0, "what was refused left no trace"
+    code, _, err = fedp3("sweep", "my.toml", *TINY, "--methods", "ditto", "--out", "f", "--tune", "hooks.mu=0.01,0.02")
+    assert code == 0 and "all values do alike by G" in err
+    for wrong in ("local.lr", "=0.1,0.2", "local.lr=0.1", "local.lr=0.1,-2", "local.rate=1,2"):
         assert fedp3("sweep", "my.toml", "--methods", "fedavg", "--out", "e", "--tune", wrong)[0] == 2
     assert not Path("e").exists()
 

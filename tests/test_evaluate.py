@@ -71,11 +71,13 @@ def test_a_score_that_cannot_be_one_is_left_out(metrics):
     assert accuracy([ClientUpdate(0, 0, {}, 1, metrics), scored(1, 1, 4)]).clients == {1: 0.25}
 
 
-@pytest.mark.parametrize("losses", [(1.7e308, 1.7e308), (math.inf, -math.inf), (math.nan, 1.0)])
-def test_losses_that_no_sum_can_hold_spoil_the_mean_loss_alone(losses):
-    told = [ClientUpdate(i, 0, {}, 1, {"correct": i, "tested": 4, "test_loss": x}) for i, x in enumerate(losses)]
-    found = accuracy(told)
-    assert math.isnan(found.loss) and found.mean == 0.125
+@pytest.mark.parametrize("losses", [(1.7e308, 1.7e308), (math.inf, -math.inf), (math.nan, 1.0), (3e38, -3e38)])
+@pytest.mark.parametrize("tested", [4, 1e-300])
+def test_losses_that_no_sum_can_hold_spoil_the_mean_loss_alone(losses, tested):
+    told = [ClientUpdate(i, 0, {}, 1, {"correct": 0, "tested": tested, "test_loss": x}) for i, x in enumerate(losses)]
+    found = accuracy([*told, scored(2, 4, 4)])
+    assert found.mean == pytest.approx(1 / 3)
+    assert math.isnan(found.loss) or (losses, tested) == ((3e38, -3e38), 4)
 
 
 # --------------------------------------------------------------------------- by hand

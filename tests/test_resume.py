@@ -216,6 +216,47 @@ def test_where_rounds_must_not_be_done_twice_each_is_on_disk_before_the_next(dis
         assert written == [("event", "first"), ("checkpoint", "W1")]
 
 
+def test_after_a_write_that_failed_nothing_is_written_over_the_gap(tmp_path, monkeypatch):
+    written = []
+
+    def write(folder: Path, done: int) -> None:
+        if done == 1:
+            raise RunError("no space")
+        written.append(done)
+
+    monkeypatch.setattr(record, "append_event", write)
+    monkeypatch.setattr(record, "save_checkpoint", lambda folder, checkpoint, digest: written.append(checkpoint))
+
+    def run() -> None:
+        with scribe(tmp_path, "digest", at_once=False) as put:
+            try:
+                for t in range(3):
+                    put(t, None)
+            finally:
+                put(None, "W")
+
+    with pytest.raises(RunError, match="no space"):
+        run()
+    assert written == [0]
+
+
+@pytest.mark.parametrize("failing", [1, 2, 3])
+def test_a_run_whose_record_failed_once_resumes_with_every_round_in_it(failing, place, whole, tmp_path, monkeypatch):
+    append, calls = record.append_event, 0
+
+    def once(folder: Path, done: object) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise RunError("no space")
+        append(folder, done)
+
+    monkeypatch.setattr(record, "append_event", once)
+    seldom = ["run.checkpoint_every=100", "--out", str(tmp_path / "run")]
+    assert fedp3("run", str(place / "my.toml"), *seldom)[0] == 1
+    assert hash_after_resume(tmp_path / "run") == whole
+
+
 @pytest.mark.parametrize("at_once", [True, False])
 def test_what_goes_wrong_in_writing_ends_the_run(at_once, tmp_path, monkeypatch):
     def full(*_: object) -> None:

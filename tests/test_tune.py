@@ -5,7 +5,7 @@ from contextlib import contextmanager
 import pytest
 
 from fedp3 import config, record, tune
-from fedp3.errors import InputError
+from fedp3.errors import InputError, RunError
 from fedp3.experiment import assemble
 
 SMALL = ("partition.clients=4", "run.clients_per_round=0", "run.rounds=4", "local.steps=2", "model.width=0.02")
@@ -38,8 +38,19 @@ def test_the_second_half_of_the_evaluations_counts():
 
 
 def test_a_setting_that_makes_training_diverge_scores_nothing():
-    wild = settings("local.lr=1e30", "local.clip_norm=0", "run.max_void=1")
-    assert tune.validate(tune.shortened(wild), None, 1, lambda done: None) == 0
+    for patience in (1, 50):  # the run gives up, or ends before it would
+        wild = settings("local.lr=1e30", "local.clip_norm=0", f"run.max_void={patience}")
+        assert tune.validate(tune.shortened(wild), None, 1, lambda done: None) == 0
+
+
+def test_a_run_that_fails_for_another_reason_is_no_score(monkeypatch):
+    def broken(*_: object) -> None:
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr("fedp3.engines.inprocess.local_update", broken)
+    monkeypatch.setattr("fedp3.engines.inprocess.stacked_updates", broken)
+    with pytest.raises(RunError, match="out of memory"):
+        tune.validate(tune.shortened(settings("run.max_void=1")), None, 1, lambda done: None)
 
 
 def test_samples_under_ldp_are_not_looked_at_for_a_setting():
@@ -57,11 +68,11 @@ def test_recorded_values_are_not_scored_again(tmp_path, monkeypatch):
 
     monkeypatch.setattr(tune, "validate", validate)
     place, cases = tmp_path / "deep" / "tuned.json", {v: settings(f"local.lr={v}") for v in scores}
-    some = dict(list(cases.items())[:2])
-    for each in (some, cases, cases):
+    first, later = ({v: cases[v] for v in grid} for grid in (("0.1", "0.2"), ("0.1", "0.5")))
+    for each, chosen in ((first, "0.2"), (later, "0.5"), (cases, "0.2"), (later, "0.5")):
         assert dict(tune.search("fedp3", each, place, None, 1, unseen)) == {v: scores[v] for v in each}
-    assert asked == list(scores)
-    assert record.read_json(place)["fedp3"]["chosen"] == "0.2" == tune.best(scores)
+        assert record.read_json(place)["fedp3"]["chosen"] == chosen
+    assert asked == ["0.1", "0.2", "0.5"]
 
 
 def test_scores_of_another_config_are_refused(tmp_path, monkeypatch):

@@ -120,16 +120,16 @@ def drive(
     ledger = None if budget is None else open_ledger(budget, digest, folder)
     records: list[dict[str, Any]] = record.read_events(folder) if folder else []
     began, done = time.perf_counter(), None
-    # Under LDP a round done twice is paid for twice: it is on disk before the next one begins.
-    writing = scribe(folder, digest, at_once=ledger is not None) if folder else nullcontext(lambda *_: None)
+    # A round is on disk before the next begins where doing it again would cost privacy or is not possible.
+    at_once = ledger is not None or engine.away
+    writing = scribe(folder, digest, at_once=at_once) if folder else nullcontext(lambda *_: None)
     with writing as put:
         try:
             for new, done in run(experiment.problem, state, engine.execute, ledger):
-                state = new
+                due = new.t % every == 0 or new.t == experiment.problem.rounds
+                put(done, _checkpoint(new, engine) if due else None)
+                state, saved = new, new if due else saved  # not before: a checkpoint needs the event before it
                 records.append(record.as_event(done))
-                if state.t % every == 0 or state.t == experiment.problem.rounds:
-                    saved = state
-                put(done, _checkpoint(state, engine) if saved is state else None)
                 if on_round is not None:
                     on_round(done)
             final = finish(experiment.problem, state, engine.execute, ledger, done)

@@ -35,7 +35,7 @@ def accuracy(replies: Iterable[Reply]) -> Accuracy | None:
         return None
     each = {i: m["correct"] / m["tested"] for i, m in sorted(scored.items())}
     # What no net computes would make the sum fail; it only makes it meaningless.
-    losses = [m["test_loss"] / m["tested"] if abs(m["test_loss"]) <= MOST else math.nan for m in scored.values()]
+    losses = [x if abs(x := m["test_loss"] / m["tested"]) <= MOST else math.nan for m in scored.values()]
     return Accuracy(
         mean=statistics.fmean(each.values()),
         std=statistics.pstdev(each.values()),

@@ -30,6 +30,7 @@ EXTRA_LIMIT = 1 << 20  # bytes of extras that are read before anybody knows whic
 METRIC_LIMIT = 64
 METRIC_MOST = torch.finfo(torch.float32).max  # what a net computes; larger ones could overflow a sum over clients
 NUMBER = (int, float)  # made once: `int | float` is built at every look
+NOT_FINITE = ("holds NaN or infinity", "is not a finite number")  # ends of the reasons for refusing what diverged
 NAME_LIMIT = 80  # characters of a client's own words that a reason repeats
 HANDFUL = 1 << 17  # numbers in small updates that are looked through in one call
 
@@ -218,7 +219,7 @@ def _finite(several: Iterable[Params]) -> bool:
 def _not_finite(update: ClientUpdate) -> str:
     for kind, named in (("tensor", update.tensors), ("extra", update.extra)):
         if bad := [n for n, w in named.items() if not bool(torch.isfinite(w).all())]:
-            return f"{kind} {_short(bad)} holds NaN or infinity"
+            return f"{kind} {_short(bad)} {NOT_FINITE[0]}"
     return ""
 
 
@@ -239,4 +240,4 @@ def _wrong_metrics(update: ClientUpdate) -> str:
         return f"{len(update.metrics)} metrics, at most {METRIC_LIMIT} are taken"
     # NaN fails the comparison too.
     bad = [str(k) for k, v in update.metrics.items() if not (isinstance(v, NUMBER) and abs(v) <= METRIC_MOST)]
-    return f"metric {_short(bad)} is not a finite number" if bad else ""
+    return f"metric {_short(bad)} {NOT_FINITE[1]}" if bad else ""

@@ -21,7 +21,7 @@ Put = Callable[[RoundRecord | None, Checkpoint | None], None]  # neither may cha
 def scribe(folder: Path, digest: str, *, at_once: bool) -> Iterator[Put]:
     """Inside, rounds can be handed over; at the end they are on disk, and what went wrong with one is raised.
 
-    With `at_once` each is on disk before the next begins.
+    With `at_once` each is on disk before `put` returns.
     """
     last: Future[None] | None = None
 
@@ -35,9 +35,8 @@ def scribe(folder: Path, digest: str, *, at_once: bool) -> Iterator[Put]:
 
         def put(done: RoundRecord | None, checkpoint: Checkpoint | None) -> None:
             nonlocal last
-            before, last = last, None
-            if before is not None:
-                before.result()
+            if last is not None:
+                last.result()  # after a write that failed, nothing is written: it would lack what came before
             last = hand.submit(write, done, checkpoint)
             if at_once:
                 last.result()

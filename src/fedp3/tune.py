@@ -15,11 +15,12 @@ from fedp3.config import Config
 from fedp3.driver import OnRound, make_engine
 from fedp3.errors import InputError, RunError
 from fedp3.experiment import Experiment, assemble
-from fedp3.server import run
+from fedp3.gate import NOT_FINITE
+from fedp3.server import RoundRecord, run
 from fedp3.steps import Shard
 
 TRAINED = 0.8  # share of the training part that is trained on
-EVALUATIONS = 20  # of a run; the second half of them counts
+EVALUATIONS, SCORED = 20, 10  # a run is evaluated so often, and the last ones count, at most half of them
 Watch = Callable[[str, int], AbstractContextManager[OnRound]]  # (what is scored, rounds) -> told of every round
 
 
@@ -42,21 +43,29 @@ def shortened(config: Config, rounds: int = 0) -> Config:
 
 
 def validate(config: Config, data_dir: Path | None, workers: int, on_round: OnRound) -> float:
-    """Mean of the second half of the run's G on the validation cut; 0 where it did not survive its updates."""
+    """Mean of the run's last G on the validation cut; 0 where its updates ended in NaN or infinity."""
     if config.privacy.enabled:
         raise InputError("choosing a setting looks at the samples, which no budget pays for: set it without LDP")
     experiment = validation_cut(assemble(config, data_dir))
     engine = make_engine(experiment, workers)
     scores: list[float] = []
+    done = None
     try:
         for _, done in run(experiment.problem, experiment.start, engine.execute):
             scores += [done.G.mean] if done.G else []
             on_round(done)
     except RunError:
-        return 0.0  # every update was refused, round after round: the setting makes training diverge
+        if not _diverged(done):
+            raise
     finally:
         engine.close()
-    return fmean(scores[len(scores) // 2 :])
+    return 0.0 if _diverged(done) else fmean(scores[-min(SCORED, -(-len(scores) // 2)) :])
+
+
+def _diverged(last: RoundRecord | None) -> bool:
+    """Whether a run ended on a round in which nobody had finite weights to send."""
+    reasons = last.rejected.values() if last is not None and last.void else ()
+    return bool(reasons) and all(why.endswith(NOT_FINITE) for why in reasons)
 
 
 def search(
@@ -64,21 +73,19 @@ def search(
 ) -> Iterator[tuple[str, float]]:
     """Every value with its score, recorded in `place` under `name`; those recorded there are read."""
     known = record.read_json(place) if place.exists() else {}
-    mine = {v: s for v, s in known.get(name, {}).get("validation", {}).items() if v in cases}
-    digests = {v: c.digest() for v, c in cases.items()}
-    for v, then in known.get(name, {}).get("configs", {}).items():
-        if digests.get(v, then) != then:
-            raise InputError(f"{place}: {name} was scored with another config; choose another place with --out")
+    scores, configs = (dict(known.get(name, {}).get(part, {})) for part in ("validation", "configs"))
+    if any(configs.get(v, c.digest()) != c.digest() for v, c in cases.items()):
+        raise InputError(f"{place}: {name} was scored with another config; choose another place with --out")
+    place.parent.mkdir(parents=True, exist_ok=True)
     for value, config in cases.items():
-        if value not in mine:
-            rounds = config.run.rounds
-            with watch(f"{name} {value}", rounds) as on_round:
-                mine[value] = validate(config, data_dir, workers, on_round)
-            configs = {v: digests[v] for v in mine}
-            known[name] = {"chosen": best(mine), "rounds": rounds, "validation": mine, "configs": configs}
-            place.parent.mkdir(parents=True, exist_ok=True)
-            record.write_json(place, known)
-        yield value, mine[value]
+        if value not in scores:
+            with watch(f"{name} {value}", config.run.rounds) as on_round:
+                scores[value] = validate(config, data_dir, workers, on_round)
+            configs[value] = config.digest()
+        chosen = best({v: s for v, s in scores.items() if v in cases})
+        known[name] = {"chosen": chosen, "rounds": config.run.rounds, "validation": scores, "configs": configs}
+        record.write_json(place, known)
+        yield value, scores[value]
 
 
 def best(scores: Mapping[str, float]) -> str:

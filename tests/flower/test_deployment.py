@@ -263,6 +263,11 @@ def test_certificates_stay_while_they_are_good(tmp_path, monkeypatch):
     first = (tmp_path / "ca.crt").read_bytes()
     make_certificates(tmp_path, "localhost")  # every certificate is for this address as well
     assert (tmp_path / "ca.crt").read_bytes() == first
+    for name in ("server.key", "server.pem", "ca.crt"):  # cut short by a crash
+        (tmp_path / name).write_bytes((tmp_path / name).read_bytes()[:20])
+        make_certificates(tmp_path, "127.0.0.1")
+        assert (tmp_path / "ca.crt").read_bytes() != first
+        first = (tmp_path / "ca.crt").read_bytes()
     make_certificates(tmp_path, "10.1.2.3")
     other = (tmp_path / "ca.crt").read_bytes()
     assert other != first

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedp3 import config
+from fedp3 import config, record
 from fedp3.codec import MAGIC, encode_update, payload_size, room_for
 from fedp3.data import from_tensors
 from fedp3.driver import drive, make_engine
@@ -44,7 +44,7 @@ from fedp3.engines.flower.records import (
 )
 from fedp3.engines.flower.strategy import FedP3, own
 from fedp3.engines.inprocess import States
-from fedp3.errors import CodecError, InputError
+from fedp3.errors import CodecError, InputError, RunError
 from fedp3.experiment import assemble
 from fedp3.methods import METHODS
 from fedp3.record import read_events, read_json
@@ -178,6 +178,25 @@ def test_a_run_cut_off_goes_on_over_new_nodes_with_the_same_bits(experiment, tmp
     serve(grid_of(experiment, tmp_path / "nodes"), experiment, replace(settings, resume=True))
     assert read_json(tmp_path / "run" / "result.json")["model_sha256"] == whole
     assert serve(grid_of(experiment, tmp_path / "nodes"), experiment, replace(settings, resume=True)) is None
+
+
+def test_a_checkpoint_that_fails_leaves_the_nodes_with_what_a_resumed_run_asks_for(experiment, tmp_path, monkeypatch):
+    """Nodes drop older states when a task comes: none may leave before the round before it is on disk."""
+    whole = drive(experiment, make_engine(experiment, 1)).result["model_sha256"]
+    save, settings = record.save_checkpoint, Settings(tmp_path / "run", wait=1)
+
+    def full(folder, checkpoint, digest):
+        if checkpoint.state.t == 2:
+            time.sleep(0.2)  # as long as a round, so that its tasks would leave meanwhile
+            raise RunError("no space")
+        save(folder, checkpoint, digest)
+
+    monkeypatch.setattr(record, "save_checkpoint", full)
+    with pytest.raises(RunError, match="no space"):
+        serve(grid_of(experiment, tmp_path / "nodes"), experiment, settings)
+    monkeypatch.setattr(record, "save_checkpoint", save)
+    serve(grid_of(experiment, tmp_path / "nodes"), experiment, replace(settings, resume=True))
+    assert read_json(tmp_path / "run" / "result.json")["model_sha256"] == whole
 
 
 def test_another_run_of_the_same_config_shares_nothing_on_the_nodes(experiment, tmp_path):

@@ -151,18 +151,18 @@ def start_seeds(
     if not folder.exists():
         assemble(settings, data_dir)  # every mistake shows before a folder is made
         folder.mkdir(parents=True)
+    each = {folder / f"seed-{k}": _with_seed(settings, settings.run.seed + k) for k in range(seeds)}
+    begun = {place: driver.reopen(place, mine) for place, mine in each.items() if (place / "config.toml").exists()}
     record.write_json(folder / "seeds.json", {"seeds": seeds, "config": settings.model_dump(mode="json")})
     results = []
-    for k in range(seeds):
-        of_seed = settings.run.model_copy(update={"seed": settings.run.seed + k})
-        mine, place = settings.model_copy(update={"run": of_seed}), folder / f"seed-{k}"
-        name = f"seed {settings.run.seed + k}"
-        if (place / "config.toml").exists():
-            there = driver.reopen(place, mine)
-            results.append(go_on(there, place, workers, data_dir, tensorboard, name, engine))
-        else:
-            results.append(start(mine, place, workers, data_dir, tensorboard, name, engine))
+    for place, mine in each.items():
+        do = go_on if place in begun else start
+        results.append(do(mine, place, workers, data_dir, tensorboard, f"seed {mine.run.seed}", engine))
     return results
+
+
+def _with_seed(settings: "Config", seed: int) -> "Config":
+    return settings.model_copy(update={"run": settings.run.model_copy(update={"seed": seed})})
 
 
 def _train(

@@ -51,7 +51,7 @@ def sweep(
     out: Annotated[Path, typer.Option("--out", help="Folder for all runs")],
     overrides: Overrides = None,
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per method")] = 1,
-    tune: Annotated[str, typer.Option("--tune", help="Choose a key for each method, as in local.lr=0.1,0.2")] = "",
+    tune: Annotated[str, typer.Option("--tune", help="Choose a key for each method by G, as in local.lr=0.1,0.2")] = "",
     tune_rounds: Annotated[int, typer.Option("--tune-rounds", min=0, help="Rounds per value; 0: as the config")] = 0,
     workers: Workers = 0,
     data_dir: DataDir = None,
@@ -80,7 +80,7 @@ def _grid(text: str) -> tuple[str, list[str]]:
     """A key and the values to try; no key and one empty value where nothing is asked for."""
     key, _, values = text.partition("=")
     each = [v.strip() for v in values.split(",") if v.strip()]
-    if text and len(each) < 2:
+    if text and (not key.strip() or len(each) < 2):
         raise InputError(f"--tune {text}: name a key and at least two values, as in local.lr=0.1,0.2,0.5")
     return key.strip(), each or [""]
 
@@ -95,6 +95,9 @@ def _best(
     with stoppable():
         scores = dict(tune.search(method, short, place, data_dir, workers, show.rounds))
     value = tune.best(scores)
+    if len(set(scores.values())) == 1:
+        show.say(f"warning: {method}: all values do alike by G on the validation cut; {value}, the first, is taken")
+        return value
     tried = ", ".join(f"{v}: {100 * s:.1f} %" for v, s in scores.items())
     show.say(f"{method}: {value} is best on the validation cut ({tried})")
     return value
@@ -102,7 +105,7 @@ def _best(
 
 def compare(
     folders: Folders,
-    last: Annotated[int, typer.Option("--last", min=1, help="Mean of this many last evaluations; 1: the final")] = 1,
+    last: Annotated[int, typer.Option("--last", min=1, help="G, D: mean of so many last evaluations")] = 1,
     json: AsJson = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print a table for a document")] = False,
 ) -> None:

@@ -91,6 +91,7 @@ class Engine:
     execute: Callable[[Sequence[Task]], Iterator[Reply]]
     states: States
     close: Callable[[], None]
+    away: bool = False  # clients keep their state where no checkpoint has it, and only of the last round asked for
 
 
 def sequential(

@@ -29,7 +29,8 @@ def compare(folders: Iterable[Path], last: int = 1) -> list[dict[str, object]]:
     `budget_mb` is the smallest traffic, up and down, at which a seed was last evaluated; `G_at_mb`, `D_at_mb` and
     `P_at_mb` are read off the curves by MB, between two evaluations on the straight line that joins them.  `gflop` is
     what a client computed on average over the run, `fleet_seconds` what the rounds would take on the fleet.  With
-    `last` above 1, accuracies are means over so many last evaluations of each seed, which sway less than the final one.
+    `last` above 1, G and D are means over so many last evaluations of each seed, which sway less than the final one; P
+    is the final one, of all clients after all that the method lets them tune.
     """
     return compare_runs(load_runs(folders), last)
 
@@ -42,7 +43,7 @@ def compare_runs(runs: Sequence[Run], last: int = 1) -> list[dict[str, object]]:
     for run in runs:
         row: dict[str, object] = {"run": run.name, "method": run.seeds[0].config["method"], "seeds": len(run.seeds)}
         for kind in KINDS:
-            value = final(run, kind, last=last)
+            value = final(run, kind, last=1 if kind == "P" else last)
             row |= {kind: mean(value), f"{kind}_std": value and value.std}
         row["worst"] = mean(final(run, "G", "worst", last))
         for way in ("up", "down"):

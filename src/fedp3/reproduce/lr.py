@@ -6,7 +6,6 @@ from fedp3 import record
 from fedp3.config import Config
 from fedp3.reproduce.cells import LR, Bench, Cell, config_of
 from fedp3.reproduce.targets import FEDAVG
-from fedp3.tune import shortened
 
 GRID = ("0.02", "0.05", "0.1", "0.2", "0.5")
 
@@ -14,7 +13,7 @@ GRID = ("0.02", "0.05", "0.1", "0.2", "0.5")
 def cases(bench: Bench, rounds: int) -> dict[str, Config]:
     """FedAvg, class-wise, seed 0, at every rate of the grid."""
     cell, protocol = Cell(bench, "classes", FEDAVG), bench.protocols[0]
-    return {lr: shortened(config_of(cell, protocol, 0, rounds, [f"local.lr={lr}"])) for lr in GRID}
+    return {lr: config_of(cell, protocol, 0, rounds, [f"local.lr={lr}"]) for lr in GRID}
 
 
 def chosen(place: Path) -> dict[str, float]:

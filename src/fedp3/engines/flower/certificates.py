@@ -5,6 +5,7 @@ import ipaddress
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import InvalidSignature
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -38,12 +39,15 @@ def make_certificates(folder: Path, host: str) -> None:
 
 def _good(folder: Path, host: str) -> bool:
     """Whether the certificates in this folder are for this address and last another day."""
-    if not all((folder / name).exists() for name in ("ca.crt", "server.pem", "server.key")):
-        return False
-    leaf = x509.load_pem_x509_certificate((folder / "server.pem").read_bytes())
-    names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    try:
+        ca, leaf = (x509.load_pem_x509_certificate((folder / n).read_bytes()) for n in ("ca.crt", "server.pem"))
+        key = serialization.load_pem_private_key((folder / "server.key").read_bytes(), None)
+        leaf.verify_directly_issued_by(ca)
+        names = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (OSError, ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound):
+        return False  # not there, or cut short by a crash
     lasts = leaf.not_valid_after_utc > datetime.datetime.now(datetime.UTC) + datetime.timedelta(days=1)
-    return lasts and set(_addresses(host)) <= set(names)
+    return lasts and leaf.public_key() == key.public_key() and set(_addresses(host)) <= set(names)
 
 
 def make_node_key(path: Path) -> None:

@@ -136,7 +136,7 @@ def over(grid: Grid, wire: Wire, roster: Roster, states: States | None = None) -
             else:
                 yield _read(reply, of[i], wire, states)
 
-    return Engine(execute, states if states is not None else States(), lambda: None)
+    return Engine(execute, states if states is not None else States(), lambda: None, away=states is None)
 
 
 def _message(task: Task, n: int, wire: Wire, states: States | None) -> Message:
