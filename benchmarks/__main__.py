@@ -90,7 +90,7 @@ def alone(module: str, *arguments: str) -> str:
 
 
 def besides(pairs: int) -> str:
-    cases = {"CNN": (fleets.cnn, 2), "MLP": (fleets.mlp, 3), "tiny": (fleets.tiny, 30)}
+    cases = {"CNN": (fleets.cnn, 2), "MLP": (fleets.mlp, 3), "tiny": (fleets.tiny, 120)}
     found = {n: around.share(make("plan.layers=opu2", "prune.keep=0.9"), k) for n, (make, k) in cases.items()}
     return ", ".join(f"{n} {100 * part:.1f} %" for n, part in found.items()) + " of a round is not training"
 
