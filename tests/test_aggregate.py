@@ -231,7 +231,7 @@ def test_small_uploads_before_one_with_a_mask_are_in_the_sum():
 def test_how_many_are_added_up_together_changes_no_bit(rule, drawn, numbers):
     several = drawn.new(rule)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("fedp3.aggregate.HANDFUL", numbers)
+        patch.setattr("fedp3.handful.HANDFUL", numbers)
         assert same(drawn.new(rule), several)
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fedp3 import gate
+from fedp3 import handful
 from fedp3.aggregate import RULES, Aggregation
 from fedp3.gate import METRIC_LIMIT, NOTHING, Brought, Verdict, judge
 from fedp3.layermap import layer_map
@@ -212,12 +212,12 @@ MALFORMED: dict[str, Malformed] = {
 every_malformed = pytest.mark.parametrize("bad", MALFORMED.values(), ids=MALFORMED.keys())
 
 
-@pytest.mark.parametrize("handful", [gate.HANDFUL, 1], ids=["looked through together", "each alone"])
+@pytest.mark.parametrize("numbers", [handful.HANDFUL, 1], ids=["looked through together", "each alone"])
 @every_malformed
 def test_a_malformed_reply_is_refused_with_its_reason(
-    bad: Malformed, handful: int, monkeypatch: pytest.MonkeyPatch
+    bad: Malformed, numbers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gate, "HANDFUL", handful)
+    monkeypatch.setattr(handful, "HANDFUL", numbers)
     verdict = judged(bad.change, bad.brought)
     assert [c.client for c in verdict.accepted] == [0, 2, 3]
     assert list(verdict.rejected) == [VILLAIN] and verdict.late == ()

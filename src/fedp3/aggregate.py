@@ -7,10 +7,9 @@ to zero (erratum A9).
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from itertools import islice
 from typing import Literal
 
 import torch
@@ -18,6 +17,7 @@ from torch import Tensor
 
 from fedp3 import masks as M
 from fedp3.errors import RunError
+from fedp3.handful import handfuls
 from fedp3.lookup import pick
 from fedp3.masks import Kept
 from fedp3.mean import Sum
@@ -111,9 +111,6 @@ LEARNS = frozenset({"attention"})  # rules that need a memory of the last round
 # --------------------------------------------------------------------------- Algorithm 3
 
 
-HANDFUL = 1 << 17  # numbers in small contributions that are added up together
-
-
 def aggregate(
     W: Params, who: Iterable[Contribution], layers: LayerMap, stale: str, how: Aggregation, memory: Memory, seed: int
 ) -> tuple[Params, Memory]:
@@ -163,7 +160,7 @@ def _add_up(
         of = c.plan.layers
         return l in (known.get(id(of)) or known.setdefault(id(of), (of, frozenset(c.plan.uploaded))))[1]
 
-    for some in _handfuls(who, layers):
+    for some in handfuls(who, layers):
         for l, names in layers.layers.items():
             senders = [c for c in some if uploads(c, l)]
             a = [weigh(c, l) for c in senders]
@@ -173,13 +170,6 @@ def _add_up(
                 _add(total, n, l, senders, a, layers, stale)
     sent = {n: s.den > 0 if isinstance(s.den, Tensor) else None for n, s in sums.items()}
     return {n: sums[n].mean(w) if n in sums else w for n, w in W.items()}, sent
-
-
-def _handfuls(who: Iterable[Contribution], layers: LayerMap) -> Iterator[list[Contribution]]:
-    """Contributions in the order given, several where they are small: a call costs more than their numbers."""
-    stream, size = iter(who), max(1, HANDFUL // sum(math.prod(shape) for shape in layers.shapes.values()))
-    while some := list(islice(stream, size)):
-        yield some
 
 
 def _check(a: Sequence[float], senders: Sequence[Contribution], l: Layer) -> None:

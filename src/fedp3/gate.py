@@ -7,12 +7,12 @@ import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 
 import torch
 from torch import Tensor
 
 from fedp3.compress import SCALE, dtype_of, scales_of
+from fedp3.handful import handfuls
 from fedp3.types import (
     AS_IS,
     ClientPlan,
@@ -32,7 +32,6 @@ METRIC_MOST = torch.finfo(torch.float32).max  # what a net computes; larger ones
 NUMBER = (int, float)  # made once: `int | float` is built at every look
 NOT_FINITE = ("holds NaN or infinity", "is not a finite number")  # ends of the reasons for refusing what diverged
 NAME_LIMIT = 80  # characters of a client's own words that a reason repeats
-HANDFUL = 1 << 17  # numbers in small updates that are looked through in one call
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +123,8 @@ def sift(
 def _looked_at(
     replies: Iterable[Reply], asked: Mapping[int, Task], layers: LayerMap, examples: Mapping[int, int], brought: Brought
 ) -> Iterator[tuple[Reply, str]]:
-    """Each reply with its flaw.  Small updates are looked through together: a call costs more than their numbers."""
+    """Each reply with its flaw; small updates are looked through together."""
     wants: dict[int, Expected] = {}  # plans of a fleet share few sets of layers
-    size = max(1, HANDFUL // sum(math.prod(shape) for shape in layers.shapes.values()))
 
     def formal(reply: Reply) -> str:
         task = asked.get(reply.client)
@@ -136,8 +134,7 @@ def _looked_at(
         want = wants.get(at) or wants.setdefault(at, expected(task.plan, layers, brought))
         return _malformed(reply, task, want, examples.get(reply.client, 0), layers)
 
-    stream = iter(replies)
-    while some := list(islice(stream, size)):
+    for some in handfuls(replies, layers):
         flaws = [formal(reply) for reply in some]
         sound = [r for r, why in zip(some, flaws, strict=True) if not why and isinstance(r, ClientUpdate)]
         fine = _finite(u.tensors for u in sound) and _finite(u.extra for u in sound)
