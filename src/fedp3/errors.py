@@ -2,6 +2,7 @@
 
 FedP3Error
 ├── InputError       the user can mend it: said before any training, exit code 2
+│   ├── BusyError    a folder that another process is writing
 │   ├── ConfigError  a config file or an override
 │   ├── DataError    a data set that is missing, broken or cannot be downloaded
 │   └── PlanError    a plan that cannot train the model
@@ -18,6 +19,10 @@ class FedP3Error(Exception):
 
 class InputError(FedP3Error):
     """Wrong input, found before training."""
+
+
+class BusyError(InputError):
+    """A folder that another process is writing."""
 
 
 class ConfigError(InputError):

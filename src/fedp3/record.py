@@ -23,7 +23,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from fedp3.aggregate import Memory
-from fedp3.errors import InputError, RunError
+from fedp3.errors import BusyError, InputError, RunError
 from fedp3.server import RoundRecord, ServerState
 from fedp3.types import ClientState, Params
 
@@ -116,10 +116,11 @@ def _plain(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def locked(folder: Path) -> Iterator[None]:
+def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
     """Hold the folder for one writer; the lock of a dead process is no lock."""
     try:
-        handle = (folder / ".lock").open("a+")
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = (folder / name).open("a+")
     except OSError as error:
         raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
     with handle:
@@ -128,7 +129,7 @@ def locked(folder: Path) -> Iterator[None]:
         except OSError:
             handle.seek(0)
             who = handle.read().strip()
-            raise InputError(
+            raise BusyError(
                 f"{folder} is being written by process {who or 'unknown'}; wait for it, or stop it"
             ) from None
         handle.truncate(0)

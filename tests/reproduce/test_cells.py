@@ -67,13 +67,24 @@ def test_fedavg_keeps_a_shared_head_under_the_released_protocol():
     assert config_of(CELLS["released"]["cifar10-cnn/classes/fedavg"], "released", 0).plan.head == "shared"
 
 
-def test_the_queue_gives_every_claim_a_seed_before_a_second_one():
+def test_the_queue_gives_every_claim_a_seed_before_a_second_one_and_scans_come_last():
     jobs = queue(list(TARGETS.values()), "desk", ["mnist-mlp", "fashion-mlp"])
-    order = [(k, c.variant.scan) for c, k in jobs]
-    assert order == sorted(order) and {scan for _, scan in order} == {False, True}
+    order = [(c.variant.scan, k) for c, k in jobs]
+    assert order == sorted(order) and {scan for scan, _ in order} == {False, True}
     assert len({(c.name, k) for c, k in jobs}) == len(jobs)
     assert {k for c, k in jobs if c.variant.name == "prune-0.9"} == set(range(5))
     assert {k for c, k in jobs if c.variant.name == "prune-0.5"} == set(range(3))
+
+
+def test_scans_can_be_left_out():
+    asked = [list(TARGETS.values()), "desk", ["fashion-mlp"]]
+    assert queue(*asked, scans=False) == [job for job in queue(*asked) if not job[0].variant.scan]
+
+
+def test_the_released_code_at_the_desks_size_differs_from_the_desk_in_head_and_masks_only():
+    cell = CELLS["desk"]["cifar100-cnn/classes/opu2"]
+    desk, released = (settings_of(cell, p, 0) for p in ("desk", "released-desk"))
+    assert released == desk | {"plan.head": "personal_uploaded", "prune.hold": False}
 
 
 def test_stages_run_one_after_another():

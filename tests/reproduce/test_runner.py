@@ -77,6 +77,28 @@ def test_a_cell_stopped_half_way_ends_at_the_same_bits(tmp_path):
     assert hashes[0] == hashes[1]
 
 
+def test_two_processes_share_the_work(tmp_path):
+    request, alone = request_in(tmp_path), complete(request_in(tmp_path / "alone"))[2]
+    todo = runner.plan(request)[0]
+    told = []
+
+    def meanwhile(config, folder, name):  # the other process: it begins with the same list while this one trains
+        if not told:
+            told.append("began")
+            runner.run_cells(request, todo, train, told.append)
+        train(config, folder, name)
+
+    runner.run_cells(request, todo, meanwhile, told.append)
+    assert [t.partition(":")[0] for t in told[1:]] == [
+        "digits-mlp/classes/fedavg seed 0 is another process's",
+        "digits-mlp/classes/opu2 seed 0",  # the other has done it
+        "digits-mlp/classes/fedavg seed 0",
+        "digits-mlp/classes/opu2 seed 0 is another process's",
+    ]
+    found = summary.read_all(request.results, "desk")
+    assert {c: s[0].model_sha256 for c, s in found.items()} == {c: s[0].model_sha256 for c, s in alone.items()}
+
+
 def test_results_of_other_settings_are_refused_not_mixed(tmp_path):
     complete(request_in(tmp_path))
     with pytest.raises(InputError, match=r"rounds was 3, is 4.*--out"):

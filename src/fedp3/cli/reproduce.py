@@ -30,6 +30,7 @@ class Asked:
     protocol: str
     rounds: int
     seeds: int
+    scans: bool
     benches: Sequence[str]
     data_dir: Path | None
     out: Path
@@ -63,9 +64,10 @@ class Asked:
 def reproduce(
     name: Annotated[str, typer.Argument(help="What to reproduce; without it, a list", show_default=False)] = "",
     overrides: Overrides = None,
-    protocol: Annotated[str, typer.Option("--protocol", help="desk, paper or released")] = "desk",
+    protocol: Annotated[str, typer.Option("--protocol", help="desk, paper, released or released-desk")] = "desk",
     rounds: Annotated[int, typer.Option("--rounds", min=0, help="Rounds of every run; 0: the protocol's")] = 0,
     seeds: Annotated[int, typer.Option("--seeds", min=0, help="Seeds of every cell; 0: as planned")] = 0,
+    scans: Annotated[bool, typer.Option("--scans/--no-scans", help="Also runs that tell readings apart")] = True,
     bench: Annotated[list[str] | None, typer.Option("--bench", help="Only on this data set and net; repeat")] = None,
     data_dir: DataDir = None,
     out: Annotated[Path, typer.Option("--out", help="Where experiments/ and docs/reproduce/ lie")] = Path(),
@@ -80,7 +82,7 @@ def reproduce(
     """
     folder = runs or out / "runs" / "reproduce"
     asked = Asked(
-        name, overrides or [], protocol, rounds, seeds, bench or [], data_dir, out, folder, source, workers, json
+        name, overrides or [], protocol, rounds, seeds, scans, bench or [], data_dir, out, folder, source, workers, json
     )
     commands = _commands()
     if not name:
@@ -140,7 +142,7 @@ def _train(asked: Asked) -> None:
 
     request = runner.Request(
         runner.targets_named(asked.name), asked.results, asked.runs, asked.protocol, asked.rounds, asked.seeds,
-        asked.benches, asked.overrides, asked.data_dir, lr.chosen(asked.rates),
+        asked.scans, asked.benches, asked.overrides, asked.data_dir, lr.chosen(asked.rates),
     )  # fmt: skip
     todo, done = runner.plan(request)
     show.say(f"{done} of {done + len(todo)} runs are finished; results go to {asked.results}")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedp3 import data, record
 from fedp3.config import Config
-from fedp3.errors import InputError
+from fedp3.errors import BusyError, InputError
 from fedp3.lookup import pick
 from fedp3.reproduce import summary
 from fedp3.reproduce.cells import BENCHES, LR, PROTOCOLS, Bench, Cell, config_of
@@ -31,6 +31,7 @@ class Request:
     protocol: str = "desk"
     rounds: int = 0  # 0: the protocol's
     seeds: int = 0  # 0: as many as each cell asks for
+    scans: bool = True  # also the runs that tell readings apart
     benches: Sequence[str] = ()  # empty: all
     overrides: Sequence[str] = ()
     data_dir: Path | None = None
@@ -56,9 +57,9 @@ def plan(request: Request) -> tuple[list[Job], int]:
     pick(PROTOCOLS, request.protocol, "protocol")
     for name in request.benches:
         pick(BENCHES, name, "bench")
-    wanted = queue(request.targets, request.protocol, request.benches, request.seeds)
+    wanted = queue(request.targets, request.protocol, request.benches, request.seeds, request.scans)
     if not wanted:
-        raise InputError(f"nothing to run: no bench of this target is named ({', '.join(request.benches)})")
+        raise InputError(f"nothing to run of this target on {', '.join(request.benches) or 'any bench'}")
     jobs = [
         Job(cell, seed, config_of(cell, request.protocol, seed, request.rounds, _overrides(request, cell.bench)))
         for cell, seed in wanted
@@ -74,28 +75,45 @@ def _overrides(request: Request, bench: Bench) -> list[str]:
     open_ = "local.lr" not in {**PROTOCOLS[request.protocol].settings, **bench.settings}
     if not open_ or any(text.startswith("local.lr=") for text in request.overrides):
         return list(request.overrides)
-    if bench.name not in request.rates:
+    if bench.rate not in request.rates:
         raise InputError(
-            f"no learning rate was chosen for {bench.name} yet: choose it with "
-            f"`fedp3 reproduce lr --bench {bench.name}`, or give one as in local.lr=0.1"
+            f"no learning rate was chosen for {bench.rate} yet: choose it with "
+            f"`fedp3 reproduce lr --bench {bench.rate}`, or give one as in local.lr=0.1"
         )
-    return [f"local.lr={request.rates[bench.name]}", *request.overrides]
+    return [f"local.lr={request.rates[bench.rate]}", *request.overrides]
 
 
 def run_cells(request: Request, todo: Sequence[Job], train: Train, say: Say) -> None:
-    """Do these jobs; each leaves a summary."""
+    """Do these jobs; each leaves a summary.  Processes that share their folders share the work."""
     clock = Clock([job.cell.bench.name for job in todo])
     for job in todo:
+        name = f"{job.cell.name} seed {job.seed}"
         folder = request.runs / request.protocol / job.cell.name / f"seed-{job.seed}"
-        if (folder / "run.json").exists():
-            _same(record.read_json(folder / "run.json")["config"], job.config, folder)
-        train(job.config, folder, f"[{clock.text()}] {job.cell.name} seed {job.seed}")
-        done = summary.summarise(folder, job.cell, request.protocol, job.seed)
-        if PROTOCOLS[request.protocol].head_round and job.config.plan.head != "shared":
-            done = replace(done, final={**done.final, "H": score_heads(folder, request.data_dir)})
-        summary.write(request.results, done)
-        clock.done(job.cell.bench.name)
-        say(f"{job.cell.name} seed {job.seed}: G {done.score('G'):.2f} % in {done.seconds:.0f} s")
+        try:
+            with record.locked(folder, ".claim"):
+                done = (
+                    None if _finished(request, job) else _run(request, job, folder, train, f"[{clock.text()}] {name}")
+                )
+        except BusyError:
+            done = None
+        if done is None:
+            clock.skip()
+            say(f"{name} is another process's")
+        else:
+            clock.done(job.cell.bench.name)
+            say(f"{name}: G {done.score('G'):.2f} % in {done.seconds:.0f} s")
+
+
+def _run(request: Request, job: Job, folder: Path, train: Train, name: str) -> summary.Summary:
+    """Begin one run, or go on with it, and write its summary."""
+    if (folder / "run.json").exists():
+        _same(record.read_json(folder / "run.json")["config"], job.config, folder)
+    train(job.config, folder, name)
+    done = summary.summarise(folder, job.cell, request.protocol, job.seed)
+    if PROTOCOLS[request.protocol].head_round and job.config.plan.head != "shared":
+        done = replace(done, final={**done.final, "H": score_heads(folder, request.data_dir)})
+    summary.write(request.results, done)
+    return done
 
 
 def _finished(request: Request, job: Job) -> bool:
@@ -125,6 +143,10 @@ class Clock:
         now = time.monotonic()
         self.took.setdefault(bench, []).append(now - self.began)
         self.began, self.count = now, self.count + 1
+
+    def skip(self) -> None:
+        """A run was left out."""
+        self.count += 1
 
     def text(self) -> str:
         """As in 3/40, 12 min left."""

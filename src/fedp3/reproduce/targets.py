@@ -187,10 +187,13 @@ def cells_of(target: Target, protocol: str) -> Iterator[Cell]:
         yield from (Cell(bench, split, row.variant) for row in target.rows if runs_on(row, bench, split))
 
 
-def queue(targets: Sequence[Target], protocol: str, benches: Sequence[str], seeds: int = 0) -> list[tuple[Cell, int]]:
-    """Cells and seeds in running order: stage by stage, seed by seed, what the claims need before the scans."""
+def queue(
+    targets: Sequence[Target], protocol: str, benches: Sequence[str], seeds: int = 0, scans: bool = True
+) -> list[tuple[Cell, int]]:
+    """Cells and seeds in running order: stage by stage, what the claims need before the scans, seed by seed."""
     cells = {c.name: c for t in targets for c in cells_of(t, protocol) if not benches or c.bench.name in benches}
     fixed = seeds or PROTOCOLS[protocol].seeds
-    runs = [(c, seed) for c in cells.values() for seed in range(fixed or c.variant.seeds)]
+    wanted = [c for c in cells.values() if scans or not c.variant.scan]
+    runs = [(c, seed) for c in wanted for seed in range(fixed or c.variant.seeds)]
     place = {name: i for i, name in enumerate(cells)}
-    return sorted(runs, key=lambda r: (r[0].bench.stage, r[1], r[0].variant.scan, place[r[0].name]))
+    return sorted(runs, key=lambda r: (r[0].bench.stage, r[0].variant.scan, r[1], place[r[0].name]))
