@@ -72,7 +72,7 @@ def count(kept: Kept, shape: tuple[int, ...]) -> int:
     if kept is None:
         return whole
     if isinstance(kept, Tensor):
-        return int(kept.sum())
+        return int(kept.count_nonzero())
     n = whole
     for side, at in enumerate((kept.rows, kept.cols)):
         if at is not None:
@@ -100,11 +100,16 @@ def take(w: Tensor, kept: Kept) -> Tensor:
     if kept is None:
         return w
     if isinstance(kept, Tensor):
-        return w[kept]
+        return w.masked_select(kept)
     for side, at in enumerate((kept.rows, kept.cols)):
         if at is not None:
-            w = w.index_select(side, at)
+            w = w.narrow(side, 0, len(at)).clone() if _leads(at) else w.index_select(side, at)
     return w
+
+
+def _leads(at: Tensor) -> bool:
+    """Whether these are 0, 1, 2, ...: a slice, which is faster to read and to write than places one by one."""
+    return torch.equal(at, torch.arange(len(at), device=at.device))
 
 
 def put(values: Tensor, kept: Kept, shape: tuple[int, ...]) -> Tensor:
@@ -121,7 +126,7 @@ def add_at(out: Tensor, values: Tensor, kept: Kept) -> None:
     if kept is None:
         out += values
     elif isinstance(kept, Tensor):
-        out[kept] += values
+        out += torch.zeros_like(out).masked_scatter_(kept, values.to(out.dtype))  # far faster than out[kept] += values
     elif kept.cols is None:
         assert kept.rows is not None
         out.index_add_(0, kept.rows, values)
@@ -134,12 +139,11 @@ def add_at(out: Tensor, values: Tensor, kept: Kept) -> None:
 
 def set_at(out: Tensor, values: Tensor, kept: Block) -> None:
     """Write these values into the kept block of a full-shaped tensor, in place."""
-    if kept.cols is None:
-        out[kept.rows] = values
-    elif kept.rows is None:
-        out[:, kept.cols] = values
-    else:
-        out[kept.rows[:, None], kept.cols[None, :]] = values
+    sides = (kept.rows, kept.cols)
+    rows, cols = (slice(None) if at is None else slice(len(at)) if _leads(at) else at for at in sides)
+    if isinstance(rows, Tensor) and isinstance(cols, Tensor):
+        rows = rows[:, None]
+    out[(rows, cols)[: out.dim()]] = values
 
 
 def zero_pruned(w: Tensor, kept: Kept) -> Tensor:

@@ -48,6 +48,10 @@ class Sum:
         if isinstance(self.den, list):
             self._settle()
             self.den = torch.full_like(self.num, math.fsum(self.den))
+        if isinstance(kept, Tensor):  # adding zeros costs less than reaching for the places of the others
+            self.num += torch.where(kept, w, 0).to(torch.float64).mul_(a)
+            self.den += kept.to(torch.float64).mul_(a)
+            return
         values = M.take(w, kept).to(torch.float64) * a
         M.add_at(self.num, values, kept)
         M.add_at(self.den, torch.full_like(values, a), kept)

@@ -186,7 +186,8 @@ def _small_step(s: _Stretch, x: Tensor, y: Tensor, units: Mapping[Group, Tensor]
 def _lifted_out(recipe: Recipe, units: Mapping[Group, Tensor]) -> tuple[Recipe, dict[str, Tensor], dict[str, Tensor]]:
     """The recipe of the net with only these units, its tensors filled from the whole net's, and those."""
     here, layers = smaller(recipe, units), recipe.layers
-    small, whole = named(here.net), {n: named(recipe.net)[n].detach() for n in layers.shapes}
+    small, tensors = named(here.net), named(recipe.net)
+    whole = {n: tensors[n].detach() for n in layers.shapes}
     load(small, submodel.cut(whole, units, layers))
     return here, small, whole
 
@@ -281,7 +282,7 @@ def _laid_on(recipe: Recipe, tensors: Mapping[str, Tensor], step: Masks) -> Iter
     whole = {n: tensors[n].data for n in on}
     statistics = {n: w.clone() for n, w in whole.items() if n in recipe.layers.buffers}
     for n in whole.keys() - statistics.keys():
-        tensors[n].data = whole[n] * on[n]
+        tensors[n].data = whole[n] * on[n].to(whole[n].dtype)
     try:
         yield
     finally:
@@ -309,7 +310,7 @@ def _sgd(
             g.add_(pull.shift[n])
     for n, g in zip(W, grads, strict=True):
         if n in active:
-            g.mul_(active[n])
+            g.mul_(active[n].to(g.dtype))  # mixed types are slower by more than the copy
     if local.clip_norm and s.recipe.private is None:  # else clipped already, by record
         norm = float(torch.stack(torch._foreach_norm(grads)).norm())
         if norm > local.clip_norm:
@@ -335,10 +336,14 @@ def _density(step: Masks, task: Task, layers: LayerMap) -> float:
     for n in names:
         kept, used = M.active(n, task.masks, layers), M.active(n, step, layers)
         total += M.count(kept, layers.shapes[n])
-        both = kept if used is None else used if kept is None else _both(kept, used, layers.shapes[n])
-        on += M.count(both, layers.shapes[n])
+        on += _overlap(kept, used, layers.shapes[n])
     return on / total
 
 
-def _both(a: Kept, b: Kept, shape: tuple[int, ...]) -> Tensor:
-    return M.as_bool(a, shape) & M.as_bool(b, shape)
+def _overlap(a: Kept, b: Kept, shape: tuple[int, ...]) -> int:
+    """How many coordinates both keep."""
+    if a is None or b is None:
+        return M.count(b if a is None else a, shape)
+    if isinstance(a, Tensor) and not isinstance(b, Tensor):
+        return int(M.take(a, b).count_nonzero())
+    return int((M.as_bool(a, shape) & M.as_bool(b, shape)).count_nonzero())
