@@ -116,7 +116,7 @@ def _plain(value: Any) -> Any:
 
 
 @contextlib.contextmanager
-def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
+def locked(folder: Path, name: str = ".lock", wait: bool = False) -> Iterator[None]:
     """Hold the folder for one writer; the lock of a dead process is no lock."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def locked(folder: Path, name: str = ".lock") -> Iterator[None]:
         raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
     with handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except OSError:
             handle.seek(0)
             who = handle.read().strip()

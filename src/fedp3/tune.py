@@ -83,8 +83,9 @@ def search(
                 scores[value] = validate(config, data_dir, workers, on_round)
             configs[value] = config.digest()
         chosen = best({v: s for v, s in scores.items() if v in cases})
-        known[name] = {"chosen": chosen, "rounds": config.run.rounds, "validation": scores, "configs": configs}
-        record.write_json(place, known)
+        found = {"chosen": chosen, "rounds": config.run.rounds, "validation": scores, "configs": configs}
+        others = record.read_json(place) if place.exists() else {}  # read again: another search may have written
+        record.write_json(place, {**others, name: found})
         yield value, scores[value]
 
 

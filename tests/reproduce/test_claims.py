@@ -64,6 +64,18 @@ def test_noise_alone_decides_nothing():
     assert f.verdict == "not decided" and f.ours.low < 0 < f.ours.high
 
 
+def test_a_lead_that_is_not_there_cannot_shrink():
+    def shrinks(lead):  # uniform leads ordered dropout by `lead` at 0.9 and by a point less at 0.7
+        ways = {"local-a-uniform-0.9": lead, "local-a-uniform-0.7": lead - 1}
+        found = made(lambda c, k: 80 + sum(v + 0.1 * jitter(k) for w, v in ways.items() if c.variant.name.endswith(w)))
+        return next(f for text, f in said(found).items() if text.startswith("(a) the lead"))
+
+    assert shrinks(3.0).verdict == "holds"
+    there_is_none = shrinks(-3.0)
+    assert there_is_none.verdict == "does not hold" and there_is_none.ours.high < 0
+    assert {part.verdict for part in there_is_none.parts} == {"does not hold"}
+
+
 def test_one_seed_decides_nothing():
     judged = said(made(lambda c, k: 80 - 5 * (c.variant.name == "opu2"), seeds=1))
     assert judged["OPU2 loses against FedAvg"].verdict == "not decided"
@@ -77,7 +89,7 @@ def test_what_was_not_run_says_so():
 
 def test_a_gap_of_splits_is_taken_within_a_bench():
     found = made(lambda c, k: 80 + 4 * (c.split == "classes") + jitter(k))
-    f = next(f for text, f in said(found).items() if text.startswith("class-wise beats Dirichlet"))
+    f = next(f for text, f in said(found).items() if text.startswith("class-wise and Dirichlet"))
     assert f.ours.mean == pytest.approx(4) and [p.where for p in f.parts] == ["mnist-mlp", "fashion-mlp"]
 
 
@@ -92,7 +104,7 @@ def test_published_contrasts_are_those_of_the_paper():
     judged = said({})
     assert judged["pruning to 0.9 costs about 5.43 points"].published == pytest.approx(-5.43, abs=0.01)
     assert judged["OPU2-3 beats OPU1-2-3"].published == pytest.approx(1.89, abs=0.01)
-    shrinks = judged["the lead of uniform over ordered dropout shrinks from p = 0.9 to 0.7"]
+    shrinks = judged["(a) the lead of uniform over ordered dropout (there must be one) shrinks from p = 0.9 to 0.7"]
     assert shrinks.published == pytest.approx(3.29 - 3.41, abs=0.02)
     assert judged["leaving out B2 or B3 costs about 6.32 points"].published == pytest.approx(-6.32, abs=0.01)
 
@@ -131,18 +143,20 @@ def test_summaries_survive_the_disk(tmp_path):
 
 def test_pages_show_what_was_run_and_link_to_what_exists(tmp_path):
     found = made(lambda c, k: 80 + jitter(k) - len(c.variant.name) / 10)
+    docs = tmp_path / "reproduce"
     for name, target in pages.ARITHMETIC.items():
-        pages.arithmetic_page(name, target.numbers(), tmp_path)
+        pages.arithmetic_page(name, target.numbers(), docs)
     for name in TARGETS:
-        pages.training_page(name, found, "desk", tmp_path)
-    page = pages.claims_page(found, "desk", tmp_path)
-    (tmp_path / "differences.md").touch()  # the one page that is written by hand
-    for path in tmp_path.glob("*.md"):
+        pages.training_page(name, found, "desk", docs)
+    page = pages.claims_page(found, "desk", docs)
+    (docs / "differences.md").touch()  # the one page that is written by hand
+    (tmp_path / "errata.md").touch()
+    for path in docs.glob("*.md"):
         for target in re.findall(r"\]\(([^)]+)\)", path.read_text()):
-            assert (tmp_path / target).exists(), f"{path.name} links to {target}"
+            assert (docs / target).exists(), f"{path.name} links to {target}"
     text = page.read_text()
     assert all(claim.text in text for claim in CLAIMS)
     assert "| 5 " not in text and "not run" in text
     assert text.count("\n| OPU2 loses against FedAvg") == 1 + 4
-    assert "mnist-mlp, S1, class-wise" in (tmp_path / "fig-overlap.md").read_text()
+    assert "mnist-mlp, S1, class-wise" in (docs / "fig-overlap.md").read_text()
     assert len(claims.findings(found, "desk")) == len(CLAIMS)

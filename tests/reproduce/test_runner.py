@@ -8,7 +8,7 @@ import torch
 
 from fedp3 import driver, record
 from fedp3.cli import runs as cli
-from fedp3.errors import ConfigError, InputError
+from fedp3.errors import ConfigError, InputError, RunError
 from fedp3.experiment import assemble
 from fedp3.reproduce import cells, lr, released, runner, summary
 from fedp3.reproduce.cells import Bench, Cell, config_of
@@ -89,14 +89,27 @@ def test_two_processes_share_the_work(tmp_path):
         train(config, folder, name)
 
     runner.run_cells(request, todo, meanwhile, told.append)
-    assert [t.partition(":")[0] for t in told[1:]] == [
-        "digits-mlp/classes/fedavg seed 0 is another process's",
-        "digits-mlp/classes/opu2 seed 0",  # the other has done it
-        "digits-mlp/classes/fedavg seed 0",
-        "digits-mlp/classes/opu2 seed 0 is another process's",
+    assert [t.partition(" %")[0].rstrip("0123456789.") for t in told[1:]] == [
+        "digits-mlp/classes/fedavg seed 0: another process's",
+        "digits-mlp/classes/opu2 seed 0: G ",  # the other has done it
+        "digits-mlp/classes/fedavg seed 0: G ",
+        "digits-mlp/classes/opu2 seed 0: another process's",
     ]
     found = summary.read_all(request.results, "desk")
     assert {c: s[0].model_sha256 for c, s in found.items()} == {c: s[0].model_sha256 for c, s in alone.items()}
+
+
+def test_a_run_that_cannot_go_on_does_not_stop_the_others(tmp_path):
+    request = request_in(tmp_path)
+
+    def diverges(config, folder, name):
+        if config.method == "fedavg":
+            raise RunError("nothing finite came back")
+        train(config, folder, name)
+
+    failed = runner.run_cells(request, runner.plan(request)[0], diverges, print)
+    assert failed == ["digits-mlp/classes/fedavg seed 0: nothing finite came back"]
+    assert set(summary.read_all(request.results, "desk")) == {"digits-mlp/classes/opu2"}
 
 
 def test_results_of_other_settings_are_refused_not_mixed(tmp_path):

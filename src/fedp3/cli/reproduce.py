@@ -12,7 +12,7 @@ import typer
 from fedp3.cli import show
 from fedp3.cli.plan import AsJson, DataDir, Overrides
 from fedp3.cli.runs import Workers, go_on, start
-from fedp3.errors import InputError
+from fedp3.errors import InputError, RunError
 from fedp3.lookup import pick, suggestion
 
 if TYPE_CHECKING:
@@ -138,8 +138,10 @@ def _count(asked: Asked) -> None:
 
 def _train(asked: Asked) -> None:
     """Run what is not finished of a target, then write its page."""
+    from fedp3 import record
     from fedp3.reproduce import lr, runner
 
+    _take_from(asked)
     request = runner.Request(
         runner.targets_named(asked.name), asked.results, asked.runs, asked.protocol, asked.rounds, asked.seeds,
         asked.scans, asked.benches, asked.overrides, asked.data_dir, lr.chosen(asked.rates),
@@ -155,24 +157,37 @@ def _train(asked: Asked) -> None:
         else:
             start(config, folder, asked.workers, asked.data_dir, name=name)
 
-    runner.run_cells(request, todo, train, show.say)
-    _show(asked)
+    failed = runner.run_cells(request, todo, train, show.say)
+    with record.locked(asked.runs, ".pages", wait=True):  # another process may end at the same time
+        _show(asked)
+    if failed:
+        raise RunError("\n".join([f"{len(failed)} of {len(todo)} runs could not go on:", *failed]))
+
+
+def _take_from(asked: Asked) -> None:
+    """Copy the results of another place that are not here."""
+    if asked.source is None:
+        return
+    theirs = asked.source / "experiments" / "results"
+    if not theirs.is_dir():
+        raise InputError(f"--from {asked.source}: it has no experiments/results")
+    for path in sorted(theirs.rglob("*.json")):
+        here = asked.results / path.relative_to(theirs)
+        if not here.exists():
+            here.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(path, here)
 
 
 def _found(asked: Asked) -> "Mapping[str, Mapping[int, Summary]]":
-    """All results of the protocol, those of another place copied here first."""
+    """All results of the protocol."""
     from fedp3.reproduce.summary import read_all
 
-    if asked.source is not None:
-        theirs = asked.source / "experiments" / "results"
-        if not theirs.is_dir():
-            raise InputError(f"--from {asked.source}: it has no experiments/results")
-        shutil.copytree(theirs, asked.results, dirs_exist_ok=True)
     return read_all(asked.results, asked.protocol)
 
 
 def _show(asked: Asked) -> None:
     """Tables and page of what was trained."""
+    from fedp3.reproduce.files import write_cells
     from fedp3.reproduce.pages import training_page
     from fedp3.reproduce.targets import TARGETS
     from fedp3.reproduce.training import brief, numbers, tables
@@ -182,6 +197,7 @@ def _show(asked: Asked) -> None:
         return
     found = _found(asked)
     page = training_page(asked.name, found, asked.protocol, asked.docs)
+    write_cells(found, asked.protocol, asked.experiments, asked.name)
     if asked.json:
         show.as_json(numbers(TARGETS[asked.name], found, asked.protocol))
         return
@@ -200,6 +216,7 @@ def _claims(asked: Asked) -> None:
     from fedp3.reproduce.files import write_cells
     from fedp3.reproduce.targets import TARGETS
 
+    _take_from(asked)
     found = _found(asked)
     for name, target in ARITHMETIC.items():
         pages.arithmetic_page(name, target.numbers(), asked.docs)

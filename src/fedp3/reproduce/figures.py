@@ -9,6 +9,7 @@ from fedp3.cost import communication_by_layer, deployed_by_layer
 from fedp3.reproduce import published
 from fedp3.reproduce.arithmetic import KEEPS, NETS, net_of
 from fedp3.reproduce.cells import PROTOCOLS, SPLITS, Bench
+from fedp3.reproduce.claims import Finding
 from fedp3.reproduce.stats import Interval
 from fedp3.reproduce.targets import Row, Target, places_of, runs_on
 from fedp3.reproduce.training import Found, against, scores
@@ -65,8 +66,20 @@ def _draw_differences(name: str, target: Target, panels: Sequence[Panel], out: P
     figure, axes = _grid(len(panels), 1.2 + 0.32 * max(len(shown) for _, _, shown in panels))
     for ax, panel in zip(axes, panels, strict=False):
         _difference_panel(ax, target, panel)
-    axes[0].legend(loc="best")
+    figure.legend(
+        handles=[_mark("ours", "o", COLOURS[0]), _mark("published", "D", COLOURS[1])],
+        loc="outside upper center",
+        ncols=2,
+    )
     return save(figure, out, name)
+
+
+def _mark(label: str, shape: str, colour: str) -> Any:
+    """An entry of a legend: a dot with its interval, or an open diamond."""
+    from matplotlib.lines import Line2D
+
+    line, fill = ("-", colour) if shape == "o" else ("", "none")
+    return Line2D([], [], marker=shape, color=colour, ls=line, mfc=fill, label=label)
 
 
 def _shown(target: Target, found: Found, bench: Bench, split: str, kind: str) -> list[tuple[Row, Interval]]:
@@ -81,11 +94,10 @@ def _difference_panel(ax: Any, target: Target, panel: Panel) -> None:
     first = published.score(target.rows[0].published, bench.paper, split)
     for y, (row, d) in enumerate(shown):
         reach = None if d.low is None or d.high is None else [[d.mean - d.low], [d.high - d.mean]]
-        ax.errorbar(d.mean, y, xerr=reach, fmt="o", color=COLOURS[0], label="ours" if y == 0 else None, capsize=3)
+        ax.errorbar(d.mean, y, xerr=reach, fmt="o", color=COLOURS[0], capsize=3)
         theirs = published.score(row.published, bench.paper, split)
         if theirs is not None and first is not None:
-            mark = "published" if y == 0 else None
-            ax.plot(theirs - first, y, "D", mfc="none", color=COLOURS[1], label=mark)
+            ax.plot(theirs - first, y, "D", mfc="none", color=COLOURS[1])
     ax.axvline(0, color="0.6", lw=1)
     ax.set_yticks(range(len(shown)), [row.label for row, _ in shown])
     ax.invert_yaxis()
@@ -120,3 +132,46 @@ def _trade_offs(target: Target, found: Found, protocol: str, kind: str) -> list[
             accs = [fmean(m.values()) for m in means]
             curves.append((f"{bench.name}, {SPLITS[split]}", list(zip((1.0, *KEEPS), accs, strict=True))))
     return curves
+
+
+# --------------------------------------------------------------------------- the claims
+
+SHADES = {"holds": COLOURS[2], "does not hold": COLOURS[1], "not decided": "0.45"}
+
+
+def claims(judged: Sequence[Finding], out: Path) -> Path | None:
+    """Every claim that was run on a line: the range that was wanted, the published difference, ours."""
+    run = [f for f in judged if f.ours is not None]
+    return _draw_claims(run, out) if run else None
+
+
+@house_style
+def _draw_claims(run: Sequence[Finding], out: Path) -> Path:
+    from matplotlib.patches import Patch
+
+    figure, (ax,) = _grid(1, 1.6 + 0.34 * len(run))
+    figure.set_figwidth(11)
+    far = 60.0
+    for y, f in enumerate(run):
+        low, high = max(f.claim.low, -far), min(f.claim.high, far)
+        ax.barh(y, high - low, 0.72, left=low, color="0.9", zorder=0)
+        if f.published is not None:
+            ax.plot(f.published, y, "D", mfc="none", color=COLOURS[0])
+        d = f.ours
+        if d is not None:
+            reach = None if d.low is None or d.high is None else [[d.mean - d.low], [d.high - d.mean]]
+            ax.errorbar(d.mean, y, xerr=reach, fmt="o", color=SHADES[f.verdict], capsize=3)
+    ax.set_xscale("symlog", linthresh=1)
+    ticks = [-30, -10, -3, -1, 0, 1, 3, 10, 30]
+    ax.set_xticks(ticks, [f"{v:+d}" if v else "0" for v in ticks])
+    ax.set_xlim(-far, far)
+    ax.axvline(0, color="0.6", lw=1)
+    ax.set_yticks(range(len(run)), [f.claim.text for f in run])
+    ax.invert_yaxis()
+    ax.grid(axis="y", visible=False)
+    ax.set_xlabel("points of accuracy (linear between -1 and 1)")
+    dots = [_mark(f"ours: {verdict}", "o", colour) for verdict, colour in SHADES.items()]
+    paper = _mark("published", "D", COLOURS[0])
+    wanted = Patch(color="0.9", label="what the claim says")
+    figure.legend(handles=[wanted, paper, *dots], loc="outside upper center", ncols=5)
+    return save(figure, out, "claims")

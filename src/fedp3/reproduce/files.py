@@ -6,25 +6,26 @@ from pathlib import Path
 from statistics import fmean
 
 from fedp3.reproduce import published
-from fedp3.reproduce.cells import PROTOCOLS, SPLITS, Cell, settings_of
+from fedp3.reproduce.cells import LR, PROTOCOLS, SPLITS, Cell, settings_of
 from fedp3.reproduce.claims import CLAIMS, Claim
 from fedp3.reproduce.targets import TARGETS, Row, Target, cells_of
 from fedp3.reproduce.training import Found, scores
 
 
-def write_cells(found: Found, protocol: str, experiments: Path) -> int:
-    """Write the file of every cell of a protocol; returns how many."""
+def write_cells(found: Found, protocol: str, experiments: Path, only: str = "") -> int:
+    """Write the file of every cell of a protocol, or of those of one target that were run; returns how many."""
     uses: dict[str, tuple[Cell, dict[str, Row]]] = {}
     for name, target in TARGETS.items():
         for cell in cells_of(target, protocol):
             uses.setdefault(cell.name, (cell, {}))[1][name] = _row_of(target, cell)
-    for cell, rows in uses.values():
+    wanted = [(c, rows) for c, rows in uses.values() if not only or (only in rows and c.name in found)]
+    for cell, rows in wanted:
         path = experiments / protocol / f"{cell.name}.toml"
         path.parent.mkdir(parents=True, exist_ok=True)
         text = "\n".join(["# " + line for line in header(cell, rows, found, protocol)]) + "\n" + toml(cell, protocol)
         if not path.exists() or path.read_text() != text:
             path.write_text(text)
-    return len(uses)
+    return len(wanted)
 
 
 def _row_of(target: Target, cell: Cell) -> Row:
@@ -40,7 +41,10 @@ def header(cell: Cell, rows: Mapping[str, Row], found: Found, protocol: str) -> 
     yield f"fedp3 run experiments/{protocol}/{cell.name}.toml --seeds {cell.variant.seeds}"
     row = next(iter(rows.values()))
     theirs = published.score(row.published, cell.bench.paper, cell.split)
-    yield "published: " + (f"{theirs:.2f} % ({cell.bench.paper})" if theirs is not None else "nothing")
+    other = "" if cell.bench.same_data else ": other data, compare differences only"
+    yield "published: " + (f"{theirs:.2f} % ({cell.bench.paper}{other})" if theirs is not None else "nothing")
+    if "local.lr" not in PROTOCOLS[protocol].settings and cell.bench.rate not in LR:
+        yield f"lr is a placeholder: choose it first with fedp3 reproduce lr --bench {cell.bench.rate}"
     ours = scores(found, cell.bench, cell.split, row, kind)
     if ours:
         dates = max(s.date for s in found[cell.name].values())

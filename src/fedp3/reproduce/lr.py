@@ -7,7 +7,7 @@ from fedp3.config import Config
 from fedp3.reproduce.cells import LR, Bench, Cell, config_of
 from fedp3.reproduce.targets import FEDAVG
 
-GRID = ("0.02", "0.05", "0.1", "0.2", "0.5")
+GRID = ("0.02", "0.05", "0.1", "0.2", "0.5", "1.0")
 
 
 def cases(bench: Bench, rounds: int) -> dict[str, Config]:

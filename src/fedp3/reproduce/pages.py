@@ -6,20 +6,38 @@ from statistics import median
 
 from fedp3.record import write_atomic
 from fedp3.reproduce import figures
-from fedp3.reproduce.arithmetic import ARITHMETIC, Numbers, upload_by_fleet
+from fedp3.reproduce.arithmetic import ARITHMETIC, Numbers, communication, parameters, upload_by_fleet
 from fedp3.reproduce.cells import BENCHES, PROTOCOLS, SCORED
 from fedp3.reproduce.claims import Finding, findings
 from fedp3.reproduce.tables import Table, markdown, number
-from fedp3.reproduce.targets import TARGETS, benches_of
+from fedp3.reproduce.targets import TARGETS, benches_of, cells_of
 from fedp3.reproduce.training import Found, nearest_reading, progress, tables
 
-MADE = "Made by `fedp3 reproduce {name}`; do not edit."
+LEGEND = (
+    "G: the server's model, with the client's own head where a method keeps heads at the clients (FedCR). D: the "
+    "model as it was sent to the device. P: the client's own after local training. MB up: all clients, all rounds. "
+    "Step density: the share of the pruned layers' kept weights that a local step uses."
+)
 
 
 def _write(path: Path, blocks: Sequence[str]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, ("\n\n".join(block.strip() for block in blocks if block) + "\n").encode())
     return path
+
+
+def _made(name: str, protocol: str) -> str:
+    return f"Made by `fedp3 reproduce {name}{_flag(protocol)}`; do not edit."
+
+
+def _flag(protocol: str) -> str:
+    return "" if protocol == "desk" else f" --protocol {protocol}"
+
+
+def _length(found: Found) -> str:
+    """How long the runs were that a page shows."""
+    rounds = sorted({s.rounds[-1] for runs in found.values() for s in runs.values() if s.rounds})
+    return f", {' or '.join(map(str, rounds))} rounds" if rounds else ""
 
 
 def _picture(path: Path | None, about: str) -> str:
@@ -30,7 +48,7 @@ def arithmetic_page(name: str, numbers: Numbers, docs: Path) -> Path:
     """The page of a target that needs no training."""
     target = ARITHMETIC[name]
     picture = figures.parameters(docs) if name == "fig-parameters" else None
-    blocks = [f"# {target.title}", MADE.format(name=name), _picture(picture, target.title)]
+    blocks = [f"# {target.title}", _made(name, "desk"), _picture(picture, target.title)]
     return _write(docs / f"{name}.md", [*blocks, *(markdown(t) for t in target.tables(numbers))])
 
 
@@ -41,10 +59,12 @@ def training_page(name: str, found: Found, protocol: str, docs: Path) -> Path:
     kind = PROTOCOLS[protocol].score
     blocks = [
         f"# {target.title}",
-        MADE.format(name=name),
-        f"{target.about[0].upper()}{target.about[1:]}. Protocol {protocol}: {PROTOCOLS[protocol].about}. {done} of "
+        _made(name, protocol),
+        f"{target.about[0].upper()}{target.about[1:]}. Protocol {protocol}: {PROTOCOLS[protocol].about}"
+        f"{_length({c.name: found.get(c.name, {}) for c in cells_of(target, protocol)})}. {done} of "
         f"{planned} runs are finished; a score is the mean of the last {SCORED} evaluations of {kind}, in percent, "
         "means over seeds; differences are paired by seed.",
+        LEGEND,
         _picture(figures.differences(name, target, found, protocol, docs), f"{target.title}: published and ours"),
     ]
     if name == "fig-global-pruning":
@@ -78,16 +98,19 @@ def claims_page(found: Found, protocol: str, docs: Path) -> Path:
     judged = findings(found, protocol)
     blocks = [
         "# The paper's claims, tested",
-        MADE.format(name="claims"),
-        f"Protocol {protocol}: {PROTOCOLS[protocol].about}, all participating. A claim is a difference of scores in "
-        "points; it *holds* if the 95 % interval over seeds, paired, lies in the wanted range, *does not hold* if it "
-        "lies outside, and is *not decided* between. A claimed size counts as reproduced from half of it to twice it. "
+        _made("claims", protocol),
+        f"Protocol {protocol}: {PROTOCOLS[protocol].about}{_length(found)}, all participating. A claim is a difference "
+        "of scores in points; it *holds* if the 95 % interval over seeds, paired, lies in the wanted range, *does not "
+        "hold* if it lies outside, and is *not decided* between, or with fewer than three seeds. A claimed size counts "
+        "as reproduced from half of it to twice it. Intervals are of one claim each: of twenty, one errs by chance. "
         f"What may lie behind the differences: [differences.md]({'' if protocol == 'desk' else '../'}differences.md).",
         f"Scores are means of the last {SCORED} evaluations of {kind}. The paper does not say which model it scored, "
         f"so the same difference stands beside it by {_other(kind)} (G: the server's model, P: a client's own after "
         "local training).",
-        "To repeat: `fedp3 reproduce all`, or `fedp3 reproduce NAME --bench BENCH` for a part of it, then "
-        "`fedp3 reproduce claims`. What is finished is read, not run again.",
+        _picture(figures.claims(judged, docs), "What each claim says, what the paper has, what we found"),
+        f"To repeat: `fedp3 reproduce all{_flag(protocol)}`, or a part with `--bench` and `--no-scans`, then "
+        f"`fedp3 reproduce claims{_flag(protocol)}`. What is finished is read, not run again; the same command in two "
+        "terminals shares the work.",
         markdown(claim_table(found, protocol)),
         markdown(_counted_table(found, protocol)),
         markdown(_part_table(judged)),
@@ -115,7 +138,7 @@ def claim_table(found: Found, protocol: str) -> Table:
             f.ours.text() if f.ours else "-",
             other.text() if (other := also[f.claim.text]) else "-",
             str(f.ours.seeds) if f.ours else "0",
-            str(len(f.parts)),
+            f"{f.pooled} of {len(f.parts)}" if f.pooled < len(f.parts) else str(f.pooled),
         ]
         for f in findings(found, protocol)
     ]
@@ -133,6 +156,13 @@ def _part_table(judged: Sequence[Finding]) -> Table:
 
 
 def _counted_table(found: Found, protocol: str) -> Table:
+    saved = communication()["cifar10"]
+    ways = {
+        name: ", ".join(f"{saved[plan][way]:.1f}" for plan in saved)
+        for name, way in (("of layers sent up", "layers_up"), ("of parameters up", "parameters_up"),
+                          ("of parameters both ways", "parameters_up_down"))
+    }  # fmt: skip
+    times = 1 + parameters()["cifar10"]["comm_spread_percent"] / 100
     uploads = upload_by_fleet()
     same = "holds" if len(set(uploads.values())) == 1 else "does not hold"
     by_fleet = ", ".join(f"n = {n}: {v:,.0f}" for n, v in uploads.items())
@@ -142,8 +172,17 @@ def _counted_table(found: Found, protocol: str) -> Table:
     rows = [
         ["a client's communication does not depend on n", same, f"{by_fleet} parameters up (LowerB, CIFAR10 net)"],
         ["a larger alpha favours small ratios", "holds", crossing],
+        [
+            "OPU3, OPU2, LowerB save 20, 40, 60 % of communication",
+            "holds, counting layers",
+            "; ".join(f"{numbers} % {name}" for name, numbers in ways.items()) + " (CIFAR10 net)",
+        ],
+        ["one trained layer costs 10,815 times another's upload", "does not hold", f"{times:.0f} times (CIFAR10 net)"],
     ]
-    return Table("Claims that counting tests", ["claim", "verdict", "numbers"], rows, words=3)
+    more = "More such numbers, checked one by one: [errata](ERRATA)."
+    link = f"{'' if protocol == 'desk' else '../'}../errata.md"
+    columns = ["claim", "verdict", "numbers"]
+    return Table("Claims that counting tests", columns, rows, (more.replace("ERRATA", link),), words=3)
 
 
 def _progress_table(found: Found, protocol: str) -> Table:

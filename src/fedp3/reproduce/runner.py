@@ -10,7 +10,7 @@ from pathlib import Path
 
 from fedp3 import data, record
 from fedp3.config import Config
-from fedp3.errors import BusyError, InputError
+from fedp3.errors import BusyError, InputError, RunError
 from fedp3.lookup import pick
 from fedp3.reproduce import summary
 from fedp3.reproduce.cells import BENCHES, LR, PROTOCOLS, Bench, Cell, config_of
@@ -83,25 +83,36 @@ def _overrides(request: Request, bench: Bench) -> list[str]:
     return [f"local.lr={request.rates[bench.rate]}", *request.overrides]
 
 
-def run_cells(request: Request, todo: Sequence[Job], train: Train, say: Say) -> None:
-    """Do these jobs; each leaves a summary.  Processes that share their folders share the work."""
+def run_cells(request: Request, todo: Sequence[Job], train: Train, say: Say) -> list[str]:
+    """Do these jobs; each leaves a summary.  Processes that share their folders share the work.
+
+    Returns the runs that could not go on, with the reason; the others are done all the same.
+    """
     clock = Clock([job.cell.bench.name for job in todo])
+    failed = []
     for job in todo:
         name = f"{job.cell.name} seed {job.seed}"
-        folder = request.runs / request.protocol / job.cell.name / f"seed-{job.seed}"
         try:
-            with record.locked(folder, ".claim"):
-                done = (
-                    None if _finished(request, job) else _run(request, job, folder, train, f"[{clock.text()}] {name}")
-                )
-        except BusyError:
-            done = None
-        if done is None:
-            clock.skip()
-            say(f"{name} is another process's")
-        else:
-            clock.done(job.cell.bench.name)
-            say(f"{name}: G {done.score('G'):.2f} % in {done.seconds:.0f} s")
+            done = _claimed(request, job, train, f"[{clock.text()}] {name}")
+            said = (
+                f"{name}: G {done.score('G'):.2f} % in {done.seconds:.0f} s" if done else f"{name}: another process's"
+            )
+        except RunError as error:
+            done, said = None, f"{name}: {error}"
+            failed.append(said)
+        clock.done(job.cell.bench.name) if done else clock.skip()
+        say(said)
+    return failed
+
+
+def _claimed(request: Request, job: Job, train: Train, name: str) -> summary.Summary | None:
+    """One run, unless another process is at it or has done it since the list was made."""
+    folder = request.runs / request.protocol / job.cell.name / f"seed-{job.seed}"
+    try:
+        with record.locked(folder, ".claim"):
+            return None if _finished(request, job) else _run(request, job, folder, train, name)
+    except BusyError:
+        return None
 
 
 def _run(request: Request, job: Job, folder: Path, train: Train, name: str) -> summary.Summary:

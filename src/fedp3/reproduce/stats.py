@@ -11,6 +11,7 @@ from statistics import fmean, stdev
 
 from fedp3.theory.stats import t_quantile
 
+ENOUGH = 3  # seeds; two that agree by chance have an interval of next to nothing
 T975 = (12.7062, 4.3027, 3.1824, 2.7764, 2.5706, 2.4469, 2.3646, 2.3060, 2.2622)  # 1 to 9 degrees of freedom
 
 
@@ -41,8 +42,8 @@ def interval(values: Sequence[float]) -> Interval:
 
 
 def judge(d: Interval, low: float, high: float) -> str:
-    """Whether the true mean lies in (low, high): `not decided` where the interval holds a limit, or is none."""
-    if d.low is None or d.high is None:
+    """Whether the true mean lies in (low, high): `not decided` where the interval holds a limit, or seeds are few."""
+    if d.low is None or d.high is None or d.seeds < ENOUGH:
         return "not decided"
     if d.low > low and d.high < high:
         return "holds"

@@ -67,8 +67,10 @@ def _overlap() -> Iterator[Row]:
     plans = {"opu3": "OPU3", "opu2": "OPU2", "lowerb": "LowerB"}
     for plan, label in plans.items():
         yield Row(label, layers(plan), label)
-    yield Row("FedCR", Variant("fedcr", {"method": "fedcr"}), "FedCR")
-    yield Row("FedCR-OPU3", Variant("fedcr-opu3", {"method": "fedcr-opu3"}, on=DEEP), "FedCR-OPU3")
+    yield Row("FedCR", Variant("fedcr", {"method": "fedcr", "plan.head": "personal"}), "FedCR")
+    yield Row(
+        "FedCR-OPU3", Variant("fedcr-opu3", {"method": "fedcr-opu3", "plan.head": "personal"}, on=DEEP), "FedCR-OPU3"
+    )
     for plan, label in plans.items():
         yield Row(f"{label}, others frozen", scan(layers(plan, "-frozen", {"plan.others": "freeze"}), SHORT))
         yield Row(f"{label}, layers redrawn", scan(layers(plan, "-redrawn", {"plan.redraw": True}), SHORT))

@@ -28,7 +28,7 @@ def against(found: Found, bench: Bench, split: str, row: Row, base: Row, kind: s
 
 
 COLUMNS = ("row", "published", "ours", "difference", "published, vs first", "ours, vs first [95 %]")
-MORE = ("G", "D", "P", "MB up", "density", "seeds")
+MORE = ("G", "D", "P", "MB up", "step density", "seeds")
 
 
 def table(target: Target, found: Found, protocol: str, bench: Bench, split: str) -> Table:
