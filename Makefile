@@ -38,7 +38,7 @@ demo: $(CORE)    ## train FedAvg and FedP3 on embedded digits, end at a report (
 
 install: $(FULL) ## environment with every extra and the development tools
 
-test: $(FULL) lint types ## lint, type-check, then the whole test suite
+test: $(FULL) lint types ## lint, type-check, then every test that is not slow or against a cluster
 	$(TESTENV) $(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m "not slow and not deploy"
 
 test-slow: $(FULL) ## the tests that take minutes

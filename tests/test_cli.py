@@ -14,7 +14,7 @@ from fedp3.cli.show import share
 TINY = ["model.width=0.03", "partition.clients=6", "run.clients_per_round=3", "run.rounds=2", "local.steps=2"]
 ALONE = ["partition.clients=1", "run.clients_per_round=1"]
 COMMANDS = ["demo", "init", "plan", "methods", "run", "resume", "report", "sweep", "compare", "doctor"]
-COMMANDS += ["data ls", "data get", "data show", "flower app", "flower up", "flower key"]
+COMMANDS += ["data", "data ls", "data get", "data show", "flower", "flower app", "flower up", "flower key", "privacy"]
 
 
 def last(out: str) -> dict:
@@ -26,6 +26,11 @@ def test_every_command_has_help_with_an_example(command, fedp3):
     code, out, _ = fedp3(*command.split(), "--help")
     assert code == 0
     assert "Example" in out and f"fedp3 {command}" in re.sub(r"\s+", " ", out)
+
+
+def test_help_explains_arguments_too(fedp3):
+    assert "Config file" in fedp3("plan", "--help")[1]
+    assert "mlp, cnn" in fedp3("privacy", "utility", "--help")[1]
 
 
 def test_help_answers_without_importing_torch():
@@ -76,6 +81,67 @@ def test_local_pruning_says_its_realised_density(fedp3):
     code, out, _ = fedp3("run", "my.toml", *TINY, "prune.local=ordered_dropout", "prune.q=0.5", "--out", "a")
     assert code == 0 and re.search(r"local pruning left \d+\.\d % of the pruned layers' weights active", out)
     assert "local pruning" not in fedp3("run", "my.toml", *TINY, "--out", "b")[1]
+
+
+def test_what_to_type_next_keeps_the_overrides(fedp3):
+    fedp3("init", "my.toml")
+    out = fedp3("plan", "my.toml", *TINY, "privacy.enabled=true", "prune.keep=[0.9, 0.5]")[1]
+    assert "next: fedp3 run my.toml model.width=0.03" in out
+    assert out.strip().endswith("privacy.enabled=true 'prune.keep=[0.9, 0.5]'")
+
+
+@pytest.mark.parametrize(
+    ("method", "says"),
+    [
+        ("fedp3", "the rest is sent pruned, trained, not uploaded"),
+        ("local", "every layer is never sent, trained, not uploaded"),
+        ("fedper", "the rest is never sent, trained, not uploaded"),
+        ("heterofl", "the rest is sent pruned, trained, uploaded as far as kept"),
+    ],
+)
+def test_the_plan_says_what_becomes_of_the_layers(method, says, fedp3):
+    fedp3("init", "my.toml")
+    assert says in fedp3("plan", "my.toml", *TINY, f"method={method}")[1]
+
+
+def test_a_damaged_run_folder_is_named_not_traced(fedp3, tmp_path):
+    fedp3("init", "my.toml")
+    fedp3("run", "my.toml", *TINY, "--out", "a")
+    (tmp_path / "a/result.json").unlink()
+    with (tmp_path / "a/events.jsonl").open("a") as file:
+        file.write('{"step": 1}\n')
+    for command in ("report", "resume"):
+        code, _, err = fedp3(command, "a")
+        assert code == 2 and "line 3 is not a round" in err and "Traceback" not in err
+    for damage in ("{", "[]", "{}"):
+        (tmp_path / "a/run.json").write_text(damage)
+        code, _, err = fedp3("resume", "a")
+        assert code == 2 and "run.json" in err and "Traceback" not in err
+    (tmp_path / "a/run.json").unlink()
+    assert fedp3("resume", "a")[0] == 2
+
+
+def test_progress_of_a_resumed_run_counts_what_was_before(fedp3, tmp_path):
+    fedp3("init", "my.toml")
+    whole = fedp3("run", "my.toml", *TINY, "run.checkpoint_every=1", "--out", "a")[2].splitlines()
+    (tmp_path / "a/result.json").unlink()
+    for newest in sorted((tmp_path / "a/checkpoint").glob("00000002*")):
+        newest.unlink()
+    again = fedp3("resume", "a")[2].splitlines()
+    shown = [
+        next(l.partition("G ")[2].partition("  MB")[0] for l in lines if "round 2/2" in l) for lines in (whole, again)
+    ]
+    assert shown[0] == shown[1] and "ok 6" in shown[0]
+
+
+def test_compare_says_what_an_epsilon_means(fedp3):
+    fedp3("init", "my.toml")
+    ldp = ["privacy.enabled=true", "privacy.randomness=seeded", "plan.others=freeze"]
+    code, out, err = fedp3("run", "my.toml", *TINY, *ldp, "--out", "a")
+    assert code == 0, err
+    for said in (out, fedp3("compare", "a")[1], fedp3("compare", "a", "--markdown")[1]):
+        assert "simulation only" in said and "accountant" in said and "delta" in said
+    assert last(fedp3("compare", "a", "--json")[1])["runs"][0]["privacy"]["randomness"] == "seeded"
 
 
 def test_without_out_runs_are_numbered(fedp3):
@@ -178,6 +244,9 @@ def test_a_sweep_chooses_a_setting_for_each_method(fedp3):
         (["report", "nowhere"], "not a run folder"),
         (["compare", "nowhere"], "not a run folder"),
         (["data", "get", "imagenet"], "unknown data set"),
+        (["sweep", "my.toml", "--methods", "fedavg,resist", "--out", "s"], "residual blocks"),
+        (["sweep", "my.toml", "--methods", " ", "--out", "s"], "names none"),
+        (["data", "show", "digits", "partition.classes=11"], "[partition] classes"),
     ],
 )
 def test_wrong_input_exits_2_before_any_folder_is_made(arguments, says, fedp3, tmp_path):
@@ -200,6 +269,12 @@ def test_the_demo_trains_two_methods_and_ends_at_a_report(fedp3, tmp_path, monke
     assert fedp3("demo")[0] == 0, "it may be run again"
     (tmp_path / "mine/fedavg").mkdir(parents=True)
     assert fedp3("demo", "--out", "mine")[0] == 2, "it removes nothing but its own"
+    (tmp_path / "mine/fedavg").rmdir()
+    fedp3("init", "my.toml")
+    fedp3("run", "my.toml", *TINY, "method=fedavg", "--out", "mine/fedavg")
+    code, _, err = fedp3("demo", "--out", "mine")
+    assert code == 2 and "is not a run of this demo" in err
+    assert (tmp_path / "mine/fedavg/result.json").exists(), "a run of the user's own stays"
 
 
 def test_data_ls_and_show(fedp3, tmp_path):
@@ -207,6 +282,7 @@ def test_data_ls_and_show(fedp3, tmp_path):
     assert code == 0 and "digits" in out and "cifar100" in out
     rows = {r["name"]: r for r in last(fedp3("data", "ls", "--json")[1])["sets"]}
     assert rows["mnist"]["path"] is None and rows["digits"]["samples"] == 1797
+    assert fedp3("data", "show", "digits", "--out", "d.png")[0] == 0 and (tmp_path / "d.png").exists()
     fedp3("init", "my.toml")
     code, out, _ = fedp3("data", "show", "my.toml", "partition.kind=dirichlet", "--out", "p.png")
     assert code == 0 and "open p.png" in out

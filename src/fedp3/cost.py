@@ -250,9 +250,9 @@ def flops(work: Work, plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> i
 
     Each weight costs its forward pass, once more for its own gradient if it trains, and once more to pass the
     gradient on if anything below it trains: an earlier layer, or in a layer of several steps an earlier step.
-    Units that are cut cost nothing; single weights that are pruned cost as much as before.
+    Units that are cut cost nothing; weights and units that are only masked cost as much as before.
     """
-    units = unit_counts(plan, layers, pruning)
+    units = unit_counts(plan, layers, pruning) if submodel.physical(pruning) else {}
     total, below = 0.0, False
     for l in layers.layers:
         if plan.layers[l].send == "skip":

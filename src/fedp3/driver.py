@@ -273,6 +273,8 @@ def reopen(folder: Path, like: Config | None = None) -> Config:
         raise InputError(f"{folder} is not a run folder: it has no config.toml")
     now = config.load(folder / "config.toml")
     about = record.read_json(folder / "run.json")
+    if not {"config", "versions"} <= about.keys():
+        raise InputError(f"{folder}/run.json is not the description of a run; start a new one in another folder")
     then, keys = about["config"], _keys(now.model_dump(mode="json"))
     new = [f"{s}.{k}" for s, k in keys if k not in then.get(s, {})]
     if new:

@@ -105,7 +105,9 @@ def by_classes(y: Ints, m: Ints, rng: Rng, *, classes: int, alpha: float) -> Int
     """
     C = int(y.max()) + 1
     if not 1 <= classes <= C:
-        raise InputError(f"classes per client is {classes}: want 1..{C}, the number of classes in the data")
+        raise InputError(
+            f"[partition] classes, a client's, is {classes}: want 1..{C}, the number of classes in the data"
+        )
     # Clients i and i + C own the same classes, so it is enough to share out between C kinds of client.
     kind = np.arange(len(m)) % C
     owns = (np.arange(C) - np.arange(C)[:, None]) % C < classes  # (kind, class)

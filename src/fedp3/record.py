@@ -98,9 +98,18 @@ def _line(value: Mapping[str, Any]) -> bytes:
 
 def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file of ours."""
+    try:
+        return _object(path)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {error.strerror or error}") from None
+    except ValueError as error:
+        raise InputError(f"{path} was damaged or is not ours: {error}") from None
+
+
+def _object(path: Path) -> dict[str, Any]:
     value = json.loads(path.read_text())
     if not isinstance(value, dict):
-        raise InputError(f"{path} does not hold a JSON object")
+        raise ValueError("it does not hold a JSON object")
     return value
 
 
@@ -169,6 +178,8 @@ def read_events(folder: Path) -> list[dict[str, Any]]:
             events.append(json.loads(line))
         except ValueError:
             break
+        if not isinstance(events[-1], dict) or not {"t", "rejected", "G"} <= events[-1].keys():
+            raise InputError(f"{path}: line {len(events)} is not a round of a run")
     return events
 
 
@@ -245,7 +256,7 @@ def load_checkpoint(folder: Path, digest: str) -> tuple[Checkpoint | None, list[
 
 
 def _read(place: Path, t: int, digest: str) -> Checkpoint:
-    manifest = read_json(place / f"{t:08d}.json")
+    manifest = _object(place / f"{t:08d}.json")
     own = manifest.pop(OWN_SHA256, "")
     if hashlib.sha256(_line(manifest)).hexdigest() != own:
         raise RunError("its manifest was changed after it was written")

@@ -501,6 +501,13 @@ def test_as_a_strategy_it_trains_a_net_of_ones_own_on_data_that_only_the_nodes_h
     assert all(again.arrays[n].data == w.data for n, w in result.arrays.items()), "with and without a folder"
 
 
+def test_the_strategy_asks_for_the_noise_where_it_does_not_know_the_records():
+    ldp = ["privacy.enabled=true", "plan.others=freeze"]
+    with pytest.raises(InputError, match=r"fedp3 privacy sigma.*privacy\.noise_multiplier"):
+        FedP3(own_config(*ldp), own_net(), torch.zeros(6), 3)
+    FedP3(own_config(*ldp, "privacy.noise_multiplier=2.0"), own_net(), torch.zeros(6), 3)
+
+
 def test_the_strategy_refuses_what_it_cannot_do():
     strategy = FedP3(own_config(), own_net(), torch.zeros(6), 3)
     with pytest.raises(InputError, match=r"num_rounds=9, but \[run\] rounds = 4"):

@@ -108,6 +108,13 @@ def test_the_papers_closed_form_is_not_safe() -> None:
     assert account.epsilon({(z, q): 100}, 1e-5, "PLD") == pytest.approx(15.93, abs=0.05)
 
 
+def test_so_little_noise_costs_a_bound_at_once() -> None:
+    """The grid of the divergence grows as 1 / z²; where a step is beyond use anyway, sampling is left out."""
+    costs = [account.epsilon({(z, 0.001): 10}, 1e-5) for z in (1e-6, 0.01, 0.0499, 0.0501, 0.06)]
+    assert costs == sorted(costs, reverse=True) and costs[-1] > account.WEAK and math.isfinite(costs[0])
+    assert account.noise_multiplier(20, 1e-5, 0.001, 10) == pytest.approx(0.204, abs=0.005)
+
+
 def test_an_infinite_budget_needs_no_noise() -> None:
     assert account.noise_multiplier(math.inf, 1e-5, 0.1, 100) == 0.0
     assert account.allowed_steps(0.0, 0.1, math.inf, 1e-5) > 10**9

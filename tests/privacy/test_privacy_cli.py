@@ -36,6 +36,7 @@ def test_the_calculators_name_what_they_computed(capsys: pytest.CaptureFixture[s
     noise = found(["privacy", "sigma", "--epsilon", "8", *SIZES], capsys)
     assert noise["noise_multiplier"] == pytest.approx(1.047, abs=0.005)
     assert [round(form["epsilon"], 1) for form in noise["paper"]] == [15.9, 8.1]
+    assert "unbounded" in said(["privacy", "sigma", "--epsilon", "inf", *SIZES], capsys)
     assert "really gives epsilon 15.93" in said(["privacy", "sigma", "--epsilon", "8", *SIZES], capsys)
 
 

@@ -9,7 +9,11 @@ import typer
 from fedp3.cli import show
 from fedp3.cli.plan import AsJson, DataDir, Overrides
 
-app = typer.Typer(help="Data sets: what is here, checked download, picture of a partition.", no_args_is_help=True)
+app = typer.Typer(
+    help="Data sets: what is here, checked download, picture of a partition.",
+    no_args_is_help=True,
+    epilog="Example: fedp3 data ls",
+)
 
 
 @app.command("ls")
@@ -49,7 +53,7 @@ def get(
 
 @app.command("show")
 def show_partition(
-    path: Annotated[Path, typer.Argument(help="Config file")],
+    path: Annotated[Path, typer.Argument(help="Config file, or the name of a data set")],
     overrides: Overrides = None,
     data_dir: DataDir = None,
     out: Annotated[Path, typer.Option("--out", help="Picture to write")] = Path("partition.png"),
@@ -58,11 +62,15 @@ def show_partition(
 
     Example: fedp3 data show my.toml partition.kind=dirichlet
     """
-    from fedp3 import config
+    from fedp3 import config, data
     from fedp3.experiment import assemble
     from fedp3.report import draw_labels
 
-    experiment = assemble(config.load(path, overrides or []), data_dir)
+    if not path.exists() and str(path) in {row.name for row in data.inventory(data_dir)}:
+        settings = config.parse({}, [f"data.name={path}", *(overrides or [])])
+    else:
+        settings = config.load(path, overrides or [])
+    experiment = assemble(settings, data_dir)
     p = experiment.config.partition
     picture = draw_labels(experiment.labels, out, f"{experiment.config.data.name}, {p.kind}, {p.clients} clients")
     show.tell(f"open {os.path.relpath(picture)}")

@@ -3,7 +3,7 @@
 import os
 import shutil
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -11,6 +11,9 @@ from fedp3.cli import show
 from fedp3.cli.plan import AsJson
 from fedp3.cli.runs import Workers, start
 from fedp3.errors import InputError
+
+if TYPE_CHECKING:
+    from fedp3.config import Config
 
 SETTINGS = ("model.width=0.25", "local.lr=0.2", "run.rounds=30", "run.eval_every=5")
 DEVICES = ("prune.keep=[0.9, 0.7, 0.5]",)
@@ -30,15 +33,15 @@ def demo(
 
     fedavg = config.parse({"method": "fedavg"}, SETTINGS)
     fedp3 = config.parse({"method": "fedp3"}, SETTINGS + DEVICES)
-    for name in ("fedavg", "fedp3"):
-        _clear(out / name)
+    runs = {"fedavg": fedavg, "fedp3": fedp3}
+    for name, settings in runs.items():
+        _check(out / name, settings)
+    for name in runs:
+        shutil.rmtree(out / name, ignore_errors=True)
     show.say(
         "20 clients, 5 of 10 digits each; a third of the devices hold 90 %, 70 % and 50 % of what they do not train"
     )
-    rows = [
-        start(settings, out / name, workers, None, name=name) | {"name": name}
-        for name, settings in (("fedavg", fedavg), ("fedp3", fedp3))
-    ]
+    rows = [start(settings, out / name, workers, None, name=name) | {"name": name} for name, settings in runs.items()]
     page = write_report([out / "fedavg", out / "fedp3"], out / "report.html")
     if json:
         show.as_json({"out": str(out), "report": str(page), "runs": rows})
@@ -48,8 +51,14 @@ def demo(
     show.tell(f"open {os.path.relpath(page)}")
 
 
-def _clear(folder: Path) -> None:
-    """Make room for this demo by removing an earlier one, and nothing else."""
-    if folder.exists() and not (folder / "config.toml").exists():
-        raise InputError(f"{folder} exists and is not a run of the demo; choose another place with --out")
-    shutil.rmtree(folder, ignore_errors=True)
+def _check(folder: Path, settings: "Config") -> None:
+    """An earlier demo makes room for this one, and nothing else does."""
+    from fedp3 import driver
+
+    if folder.exists():
+        try:
+            driver.reopen(folder, settings)
+        except InputError as error:
+            raise InputError(
+                f"{folder} is not a run of this demo; choose another place with --out, or remove it ({error})"
+            ) from None

@@ -12,7 +12,11 @@ from fedp3.cli.plan import DataDir, Overrides
 from fedp3.cli.stop import Stopped, stoppable
 from fedp3.errors import InputError, RunError
 
-app = typer.Typer(help="Flower: write a run as an app, start a SuperLink and SuperNodes.", no_args_is_help=True)
+app = typer.Typer(
+    help="Flower: write a run as an app, start a SuperLink and SuperNodes.",
+    no_args_is_help=True,
+    epilog="Example: fedp3 flower up",
+)
 
 
 @app.command("app")

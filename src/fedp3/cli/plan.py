@@ -1,5 +1,6 @@
 """Before a run: write a config, look at what it asks of every client, list the methods."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,7 @@ from fedp3.errors import InputError
 
 if TYPE_CHECKING:
     from fedp3.experiment import ClientCost
+    from fedp3.types import ClientPlan
 
 Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as local.lr=0.05", show_default=False)]
 DataDir = Annotated[
@@ -51,6 +53,7 @@ def plan(
     from fedp3.driver import describe, warned
     from fedp3.experiment import assemble, costs, masked_units
     from fedp3.privacy.rules import planned
+    from fedp3.server import plans_for
 
     experiment = assemble(config.load(path, overrides or []), data_dir)
     if json:
@@ -80,10 +83,7 @@ def plan(
         ],
         title=f"{path}: what one round asks of each client",
     )
-    trains = experiment.config.plan.others == "train" or experiment.config.prune.upload != "none"
-    show.tell(
-        f"L_i is sent, trained and uploaded whole; the rest is sent pruned and {'trained' if trains else 'frozen'}"
-    )
+    show.tell("; ".join(_roles(plans_for(experiment.problem, 0))))
     show.tell("MFLOP: one example forward and backward; peak MB: one training step; MB: payload of one round")
     show.tell("clients that train and upload each layer: " + ", ".join(f"{l} {len(who)}" for l, who in covered.items()))
     for group, why in masked_units(experiment).items():
@@ -94,7 +94,27 @@ def plan(
         show.tell(show.guarantee(describe(experiment)["privacy"]))
     for text in warned(experiment).values():
         show.tell(f"warning: {text}")
-    show.tell(f"next: fedp3 run {path}")
+    show.tell("next: " + show.command("run", path, *(overrides or [])))
+
+
+SENT: Mapping[str, str] = {
+    "dense": "sent whole", "pruned": "sent pruned", "none": "never sent", "skip": "left out of the net",
+}  # fmt: skip
+BACK: Mapping[str, str] = {
+    "all": "uploaded", "kept": "uploaded as far as kept", "zeros": "uploaded with zeros", "none": "not uploaded",
+}  # fmt: skip
+
+
+def _roles(plans: "Sequence[ClientPlan]") -> list[str]:
+    """What becomes of the layers in L_i, and of the others."""
+    ways = {(l in plan.whole, p.send, p.train, p.upload): None for plan in plans for l, p in plan.layers.items()}
+    rest = [
+        ", ".join([SENT[send], "trained" if train else "frozen", BACK[upload]])
+        for whole, send, train, upload in ways
+        if not whole
+    ]
+    said = ["L_i is sent, trained and uploaded whole"] if any(whole for whole, *_ in ways) else []
+    return said + ([f"{'the rest' if said else 'every layer'} is {', or '.join(rest)}"] if rest else [])
 
 
 def _rest(c: "ClientCost") -> str:

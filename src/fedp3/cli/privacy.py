@@ -11,7 +11,9 @@ from fedp3.cli.utility import utility
 from fedp3.errors import InputError, RunError
 
 app = typer.Typer(
-    help="LDP: the epsilon of steps, the noise for an epsilon, the accuracy it leaves.", no_args_is_help=True
+    help="LDP: the epsilon of steps, the noise for an epsilon, the accuracy it leaves.",
+    no_args_is_help=True,
+    epilog="Example: fedp3 privacy sigma --epsilon 8 --sample-rate 0.1 --steps 160",
 )
 
 app.command("utility")(utility)
@@ -84,9 +86,9 @@ def sigma(
     z = account.noise_multiplier(epsilon, delta, sample_rate, steps)
     forms = []
     for c in (2.0, 4.0):  # the paper names no constant; its sources lead to one of these
-        closed = account.paper_noise(epsilon, delta, sample_rate, steps, c)
-        really = account.epsilon({(closed, sample_rate): steps}, delta)
-        forms.append({"c": c, "noise_multiplier": closed, "epsilon": really if really < float("inf") else None})
+        noise = account.paper_noise(epsilon, delta, sample_rate, steps, c)
+        really = account.epsilon({(noise, sample_rate): steps}, delta)
+        forms.append({"c": c, "noise_multiplier": noise, "epsilon": really if really < float("inf") else None})
     found = {"noise_multiplier": z, "epsilon": epsilon, "paper": forms} | _common(sample_rate, steps, delta)
     if json:
         show.as_json(found)
@@ -94,10 +96,9 @@ def sigma(
     show.tell(f"noise multiplier {z:.4g} for epsilon {epsilon:g} at delta {delta:g} ({found['adjacency']}, "
               f"{found['sampling']} sampling); in a run: privacy.noise_multiplier={z:g}")  # fmt: skip
     for form in forms:
-        show.tell(
-            f"the paper's closed form with c = {form['c']:g}: {form['noise_multiplier']:.4g}, which really gives "
-            f"epsilon {form['epsilon']:.4g}"
-        )
+        spent = "an unbounded epsilon" if form["epsilon"] is None else f"epsilon {form['epsilon']:.4g}"
+        closed = f"the paper's closed form with c = {form['c']:g}: {form['noise_multiplier']:.4g}"
+        show.tell(f"{closed}, which really gives {spent}")
     show.tell(f"accountant {found['accountant']}")
 
 
@@ -139,7 +140,7 @@ def audit(
         show.table(columns, rows_)
         show.tell(f"{len(found) - len(failed)} of {len(found)} checks passed; what they are: docs/privacy.md")
         if not failed:
-            show.tell(f"next: fedp3 run {path}")
+            show.tell("next: " + show.command("run", path, *(overrides or [])))
     if failed:
         raise RunError(
             f"{len(failed)} checks failed, so the claimed epsilon does not hold for this code: do not release"

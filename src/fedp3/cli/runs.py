@@ -173,11 +173,11 @@ def _train(
     tensorboard: bool,
     name: str,
 ) -> dict[str, Any]:
-    from fedp3 import driver
+    from fedp3 import driver, record
 
     began = checkpoint.state if checkpoint else None
-    total = experiment.problem.rounds
-    with stoppable(), show.rounds(name or experiment.config.method, total, began.t if began else 0) as progress:
+    total, before = experiment.problem.rounds, record.read_events(folder) if began else []
+    with stoppable(), show.rounds(name or experiment.config.method, total, before) as progress:
         engine = make(experiment, states=driver.states_of(checkpoint))
         try:
             each = _also_tensorboard(progress, folder) if tensorboard else progress

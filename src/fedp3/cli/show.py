@@ -1,6 +1,7 @@
 """What a run looks like on a terminal: a live bar, or plain lines where there is none; closing tables."""
 
 import json
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from fedp3.driver import OnRound
     from fedp3.server import RoundRecord
 
+SIMULATED = {"seeded": ", simulation only: whoever knows run.seed can take the noise away"}
 WIDE = 200  # columns where nobody looks at a terminal: nothing is cut
 out = Console() if sys.stdout.isatty() else Console(width=WIDE)
 err = Console(stderr=True)
@@ -69,6 +71,15 @@ class _Tally:
         self.G = r.G.mean if r.G else self.G
         self.epsilon = r.epsilon
 
+    def add_event(self, e: Mapping[str, Any]) -> None:
+        """A round that was recorded before this process began."""
+        self.ok += len(e["accepted"])
+        self.late += len(e["late"])
+        self.rejected += len(e["rejected"])
+        self.up += e["bytes_up"]
+        self.down += e["bytes_down"]
+        self.G = e["G"]["mean"] if e["G"] else self.G
+
     def text(self) -> str:
         spent = "" if self.epsilon is None else f"  epsilon {self.epsilon:.2f}"
         return (
@@ -78,9 +89,11 @@ class _Tally:
 
 
 @contextmanager
-def rounds(name: str, total: int, done: int = 0) -> Iterator["OnRound"]:
-    """Show the rounds of one run as they end."""
-    tally = _Tally()
+def rounds(name: str, total: int, before: Sequence[Mapping[str, Any]] = ()) -> Iterator["OnRound"]:
+    """Show the rounds of one run as they end; `before` are the events of those that ended earlier."""
+    tally, done = _Tally(), len(before)
+    for e in before:
+        tally.add_event(e)
     if not err.is_terminal:
         began = time.monotonic()
 
@@ -128,6 +141,11 @@ def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None
     )
 
 
+def command(*words: object) -> str:
+    """A command to type next, quoted as a shell wants it."""
+    return shlex.join(["fedp3", *map(str, words)])
+
+
 def guarantee(p: Mapping[str, Any]) -> str:
     """What LDP promises, with all that gives an epsilon its meaning, in one sentence."""
     shown = {k: "unbounded" if v is None else f"{v:.2f}" for k, v in p.get("spent", {"<=": p["epsilon"]}).items()}
@@ -135,7 +153,7 @@ def guarantee(p: Mapping[str, Any]) -> str:
     return (
         f"LDP per training record of a client: {so_far} at delta {p['delta']:g} ({p['adjacency']}, {p['sampling']} "
         f"sampling at rate {p['sample_rate']:g}, noise multiplier {p['noise_multiplier']:g}, clip {p['clip']:g}; "
-        f"accountant {p['accountant']}; randomness {p['randomness']})"
+        f"accountant {p['accountant']}; randomness {p['randomness']}{SIMULATED.get(p['randomness'], '')})"
     )
 
 

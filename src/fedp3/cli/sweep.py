@@ -1,7 +1,7 @@
 """Several runs: report on them, sweep over methods and seeds, compare."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,13 +63,18 @@ def sweep(
     Example: fedp3 sweep my.toml --methods fedavg,fedp3 --seeds 3 --tune local.lr=0.1,0.2,0.5 --out sweeps/a
     """
     from fedp3 import config
+    from fedp3.experiment import assemble
 
     names = [m.strip() for m in methods.split(",") if m.strip()]
+    if not names:
+        raise InputError("--methods names none; give some as in fedavg,fedp3 (`fedp3 methods` lists them)")
     key, values = _grid(tune)
     settings = {  # all mistakes first
         m: {v: config.load(path, [*(overrides or []), f"method={m}", *([f"{key}={v}"] if key else [])]) for v in values}
         for m in names
     }
+    for cases in settings.values():
+        assemble(cases[values[0]], data_dir)
     for m, cases in settings.items():
         value = _best(m, cases, tune_rounds, out / "tuned.json", workers, data_dir) if key else ""
         start_seeds(cases[value], out / m, seeds, workers, data_dir)
@@ -132,11 +137,20 @@ def compare(
         ways = ["---" if side == "left" else "---:" for side in columns.values()]
         for line in (list(columns), ways, *lines):
             show.tell(f"| {' | '.join(line)} |")
+        _guarantees(rows)
         return
     show.table(columns, lines)
+    _guarantees(rows)
     show.tell("accuracies: mean over clients and seeds, ± deviation over seeds; MB: whole run, against dense FedAvg")
     show.tell("GFLOP: per client; fleet s: the rounds on devices as capable as their keep (a model); seconds: here")
-    show.tell(f"next: fedp3 report {' '.join(str(f) for f in _runs(folders)[:3])} ... --out compare.html")
+    show.tell("next: " + show.command("report", *_runs(folders), "--out", "compare.html"))
+
+
+def _guarantees(rows: Sequence[Mapping[str, Any]]) -> None:
+    """What each epsilon means: a line for every run under LDP."""
+    for r in rows:
+        if r["privacy"]:
+            show.tell(f"\n{r['run']}: {show.guarantee(r['privacy'])}")
 
 
 def _epsilon(r: Mapping[str, Any]) -> str:

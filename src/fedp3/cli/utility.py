@@ -78,6 +78,7 @@ def utility(
     Example: fedp3 privacy utility mlp --out runs/ldp-mlp --seeds 3
     """
     from fedp3 import config
+    from fedp3.experiment import assemble
     from fedp3.report.runs import load_runs
 
     columns, cells = pick(TABLES, table, "table")
@@ -85,6 +86,8 @@ def utility(
     settings = {c: config.load(path, c.overrides) for c in cells}  # all mistakes first
     if not all(s.privacy.enabled for s in settings.values()):
         raise InputError(f"{path} runs without LDP; set [privacy] enabled = true")
+    for mine in settings.values():
+        assemble(mine, data_dir)
     for c, mine in settings.items():
         start_seeds(mine, out / c.folder, seeds, workers, data_dir)
     runs = dict(zip(cells, load_runs([out / c.folder for c in cells]), strict=True))

@@ -134,6 +134,11 @@ def plan_budget(problem: Problem, local: Local, private: Private, epsilon: float
     steps, by = local_steps(local, private), account.best()
     if not private.noise:
         most = steps * max(rehearse(problem).values(), default=0)
+        if not most:
+            raise InputError(
+                "LDP refused: how many records the clients hold is not known here, so neither is the noise for "
+                f"epsilon={epsilon:g}; find it with `fedp3 privacy sigma` and set privacy.noise_multiplier"
+            )
         private = replace(private, noise=account.noise_multiplier(epsilon, delta, private.rate, most, by))
     allowed = account.allowed_steps(private.noise, private.rate, epsilon, delta, by)
     if allowed < steps:

@@ -52,6 +52,7 @@ def compare_runs(runs: Sequence[Run], last: int = 1) -> list[dict[str, object]]:
         row |= {
             "seconds": mean(stat(map(seconds, run.seeds))),
             "epsilon_max": max((e for s in run.seeds if (e := epsilon(s)) is not None), default=None),
+            "privacy": run.seeds[0].result.get("privacy"),  # what gives the epsilon its meaning
             "rejected": sum(len(rejections(s)) for s in run.seeds),
             "gflop": mean(stat(map(client_gflop, run.seeds))),
             "fleet_seconds": mean(stat(map(fleet_seconds, run.seeds))),

@@ -88,7 +88,7 @@ def read(path: Path) -> Summary:
     """A summary from its file."""
     try:
         return Summary(**record.read_json(path))
-    except (ValueError, TypeError) as error:
+    except (InputError, TypeError) as error:
         raise InputError(f"{path} is not a summary of a run ({error}); remove it and run its cell again") from None
 
 

@@ -18,8 +18,9 @@ from fedp3.theory.stats import CONFIDENCE, Check
 
 app = typer.Typer(
     help="The paper's theory as experiments: identities, Theorems 1-3, and what they do not cover.",
-    rich_markup_mode=None,
+    rich_markup_mode="rich",
     add_completion=False,
+    epilog="Example: fedp3 theory theorem1 --out figures",
 )
 
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random numbers.")]
