@@ -71,3 +71,7 @@ def test_the_shipped_pages_are_made_from_the_shipped_results(tmp_path):
     assert found, "no results are shipped"
     page = pages.claims_page(found, "desk", tmp_path)
     assert page.read_text() == (ROOT / "docs" / "reproduce" / "README.md").read_text(), "run: fedp3 reproduce claims"
+    found = read_all(ROOT / "experiments" / "results", "released-desk")
+    page = pages.training_page("fig-overlap", found, "released-desk", tmp_path)
+    shipped = ROOT / "docs" / "reproduce" / "released-desk" / "fig-overlap.md"
+    assert page.read_text() == shipped.read_text(), "run: fedp3 reproduce fig-overlap --protocol released-desk"

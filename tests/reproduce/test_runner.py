@@ -11,7 +11,7 @@ from fedp3.cli import runs as cli
 from fedp3.errors import ConfigError, InputError, RunError
 from fedp3.experiment import assemble
 from fedp3.reproduce import cells, lr, released, runner, summary
-from fedp3.reproduce.cells import Bench, Cell, config_of
+from fedp3.reproduce.cells import Bench, Cell, Variant, config_of
 from fedp3.reproduce.targets import FEDAVG, Row, Target, layers
 
 SMALL = {"data.name": "digits", "model.name": "mlp", "model.width": 0.02, "local.steps": 2, "partition.sizes": 40}
@@ -184,11 +184,18 @@ def test_the_last_round_of_the_released_code_trains_heads_only(tmp_path):
     smaller = ["partition.clients=6", "local.epochs=1", "model.width=0.02"]
     request = replace(request_in(tmp_path, protocol="released"), overrides=smaller)
     found = complete(request)[2]
-    assert "H" not in found["digits-mlp/classes/fedavg"][0].final
-    assert 0 <= found["digits-mlp/classes/opu2"][0].final["H"] <= 1
+    assert all(0 <= found[f"digits-mlp/classes/{name}"][0].final["H"] <= 1 for name in ("fedavg", "opu2"))
     experiment = assemble(config_of(Cell(BENCH, "classes", layers("opu2")), "released", 0, 0, smaller))
     plan = released.head_only(driver.plans_for(experiment.problem, 0)[0])
     assert [l for l, p in plan.layers.items() if p.train] == [experiment.problem.layers.head]
+
+
+def test_that_round_takes_a_methods_own_tensors_along(tmp_path):
+    fedcr = Row("FedCR", Variant("fedcr", {"method": "fedcr", "plan.head": "personal"}))
+    smaller = ["partition.clients=6", "local.epochs=1", "model.width=0.02"]
+    request = replace(request_in(tmp_path, protocol="released"), overrides=smaller)
+    found = complete(replace(request, targets=[Target("t", "a", (fedcr,), ("digits-mlp",))]))[2]
+    assert 0 <= found["digits-mlp/classes/fedcr"][0].final["H"] <= 1
 
 
 def test_on_three_hidden_layers_opu3_is_fedavg_bit_for_bit():

@@ -150,7 +150,7 @@ def _draw_claims(run: Sequence[Finding], out: Path) -> Path:
     from matplotlib.patches import Patch
 
     figure, (ax,) = _grid(1, 1.6 + 0.34 * len(run))
-    figure.set_figwidth(11)
+    figure.set_figwidth(13)
     far = 60.0
     for y, f in enumerate(run):
         low, high = max(f.claim.low, -far), min(f.claim.high, far)

@@ -31,5 +31,6 @@ def score_heads(folder: Path, data_dir: Path | None) -> float | None:
     tasks = dispatched_tasks(
         state.W, plans, problem.layers, problem.pruning, state.t, problem.seed, state.seen, probe=True
     )
+    tasks = [replace(task, extra=state.extra) for task in tasks]  # a method's own tensors travel with the task
     scored = accuracy(engine.execute(tasks))
     return scored.mean if scored else None

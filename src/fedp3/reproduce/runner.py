@@ -121,7 +121,7 @@ def _run(request: Request, job: Job, folder: Path, train: Train, name: str) -> s
         _same(record.read_json(folder / "run.json")["config"], job.config, folder)
     train(job.config, folder, name)
     done = summary.summarise(folder, job.cell, request.protocol, job.seed)
-    if PROTOCOLS[request.protocol].head_round and job.config.plan.head != "shared":
+    if PROTOCOLS[request.protocol].head_round:
         done = replace(done, final={**done.final, "H": score_heads(folder, request.data_dir)})
     summary.write(request.results, done)
     return done
