@@ -97,7 +97,7 @@ def test_what_leaves_a_client_is_what_leaves_its_twin(
 def test_one_whole_client_is_local_sgd(kind, momentum, weight_decay, clip_norm):
     """All layers, keep 1, Q fixed: torch.optim.SGD on a copy of the net."""
     here = world(kind, 1, steps=6, momentum=momentum, weight_decay=weight_decay, clip_norm=clip_norm)
-    net = copy.deepcopy(here.net).train().requires_grad_(True)  # worlds share their nets: a test before may have frozen it
+    net = copy.deepcopy(here.net).train().requires_grad_(True)  # worlds share nets: a test before may have frozen it
     net.load_state_dict(here.W, strict=False)
     optimiser = torch.optim.SGD(net.parameters(), lr=0.1, momentum=momentum, weight_decay=weight_decay)
     for rows in ref.batches(10, here.local, stream(0, Use.BATCHES, 0, 0)):
