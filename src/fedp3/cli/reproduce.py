@@ -224,11 +224,11 @@ def _claims(asked: Asked) -> None:
         pages.training_page(name, found, asked.protocol, asked.docs)
     write_cells(found, asked.protocol, asked.experiments)
     page = pages.claims_page(found, asked.protocol, asked.docs)
+    judged = findings(found, asked.protocol)
     if asked.json:
-        judged = findings(found, asked.protocol)
         show.as_json({"protocol": asked.protocol, "claims": [_plain(asdict(f)) for f in judged]})
         return
-    _tables([pages.claim_table(found, asked.protocol)])
+    _tables([pages.claim_table(judged, found, asked.protocol)])
     show.tell(f"open {os.path.relpath(page)}")
 
 

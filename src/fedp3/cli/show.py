@@ -62,23 +62,15 @@ class _Tally:
         self.G: float | None = None
         self.epsilon: float | None = None
 
-    def add(self, r: "RoundRecord") -> None:
-        self.ok += len(r.accepted)
-        self.late += len(r.late)
-        self.rejected += len(r.rejected)
-        self.up += r.bytes_up
-        self.down += r.bytes_down
-        self.G = r.G.mean if r.G else self.G
-        self.epsilon = r.epsilon
-
-    def add_event(self, e: Mapping[str, Any]) -> None:
-        """A round that was recorded before this process began."""
+    def add(self, e: Mapping[str, Any]) -> None:
+        """A round, as it is recorded."""
         self.ok += len(e["accepted"])
         self.late += len(e["late"])
         self.rejected += len(e["rejected"])
         self.up += e["bytes_up"]
         self.down += e["bytes_down"]
         self.G = e["G"]["mean"] if e["G"] else self.G
+        self.epsilon = e["epsilon"]
 
     def text(self) -> str:
         spent = "" if self.epsilon is None else f"  epsilon {self.epsilon:.2f}"
@@ -91,14 +83,16 @@ class _Tally:
 @contextmanager
 def rounds(name: str, total: int, before: Sequence[Mapping[str, Any]] = ()) -> Iterator["OnRound"]:
     """Show the rounds of one run as they end; `before` are the events of those that ended earlier."""
+    from fedp3.record import as_event
+
     tally, done = _Tally(), len(before)
     for e in before:
-        tally.add_event(e)
+        tally.add(e)
     if not err.is_terminal:
         began = time.monotonic()
 
         def line(r: "RoundRecord") -> None:
-            tally.add(r)
+            tally.add(as_event(r))
             left = (time.monotonic() - began) / max(1, r.t + 1 - done) * (total - r.t - 1)
             loss = "-" if r.loss is None else f"{r.loss:.3f}"
             void = "  VOID" if r.void else ""
@@ -113,7 +107,7 @@ def rounds(name: str, total: int, before: Sequence[Mapping[str, Any]] = ()) -> I
         task = bar.add_task(name, total=total, completed=done, text="")
 
         def advance(r: "RoundRecord") -> None:
-            tally.add(r)
+            tally.add(as_event(r))
             bar.update(task, advance=1, text=tally.text())
 
         yield advance

@@ -74,6 +74,12 @@ def _draw_differences(name: str, target: Target, panels: Sequence[Panel], out: P
     return save(figure, out, name)
 
 
+def _dot(ax: Any, d: Interval, y: float, colour: str) -> None:
+    """A mean with its interval, if it has one."""
+    reach = None if d.low is None or d.high is None else [[d.mean - d.low], [d.high - d.mean]]
+    ax.errorbar(d.mean, y, xerr=reach, fmt="o", color=colour, capsize=3)
+
+
 def _mark(label: str, shape: str, colour: str) -> Any:
     """An entry of a legend: a dot with its interval, or an open diamond."""
     from matplotlib.lines import Line2D
@@ -93,8 +99,7 @@ def _difference_panel(ax: Any, target: Target, panel: Panel) -> None:
     bench, split, shown = panel
     first = published.score(target.rows[0].published, bench.paper, split)
     for y, (row, d) in enumerate(shown):
-        reach = None if d.low is None or d.high is None else [[d.mean - d.low], [d.high - d.mean]]
-        ax.errorbar(d.mean, y, xerr=reach, fmt="o", color=COLOURS[0], capsize=3)
+        _dot(ax, d, y, COLOURS[0])
         theirs = published.score(row.published, bench.paper, split)
         if theirs is not None and first is not None:
             ax.plot(theirs - first, y, "D", mfc="none", color=COLOURS[1])
@@ -157,10 +162,8 @@ def _draw_claims(run: Sequence[Finding], out: Path) -> Path:
         ax.barh(y, high - low, 0.72, left=low, color="0.9", zorder=0)
         if f.published is not None:
             ax.plot(f.published, y, "D", mfc="none", color=COLOURS[0])
-        d = f.ours
-        if d is not None:
-            reach = None if d.low is None or d.high is None else [[d.mean - d.low], [d.high - d.mean]]
-            ax.errorbar(d.mean, y, xerr=reach, fmt="o", color=SHADES[f.verdict], capsize=3)
+        if f.ours is not None:
+            _dot(ax, f.ours, y, SHADES[f.verdict])
     ax.set_xscale("symlog", linthresh=1)
     ticks = [-30, -10, -3, -1, 0, 1, 3, 10, 30]
     ax.set_xticks(ticks, [f"{v:+d}" if v else "0" for v in ticks])

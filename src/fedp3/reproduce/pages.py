@@ -111,8 +111,8 @@ def claims_page(found: Found, protocol: str, docs: Path) -> Path:
         f"To repeat: `fedp3 reproduce all{_flag(protocol)}`, or a part with `--bench` and `--no-scans`, then "
         f"`fedp3 reproduce claims{_flag(protocol)}`. What is finished is read, not run again; the same command in two "
         "terminals shares the work.",
-        markdown(claim_table(found, protocol)),
-        markdown(_counted_table(found, protocol)),
+        markdown(claim_table(judged, found, protocol)),
+        markdown(_counted_table(judged, protocol)),
         markdown(_part_table(judged)),
         markdown(_progress_table(found, protocol)),
         markdown(_time_table(found)),
@@ -125,7 +125,7 @@ def _other(kind: str) -> str:
     return {"G": "P", "P": "G"}[kind]
 
 
-def claim_table(found: Found, protocol: str) -> Table:
+def claim_table(judged: Sequence[Finding], found: Found, protocol: str) -> Table:
     """A line for each claim."""
     kind = PROTOCOLS[protocol].score
     also = {f.claim.text: f.ours for f in findings(found, protocol, _other(kind))}
@@ -140,7 +140,7 @@ def claim_table(found: Found, protocol: str) -> Table:
             str(f.ours.seeds) if f.ours else "0",
             f"{f.pooled} of {len(f.parts)}" if f.pooled < len(f.parts) else str(f.pooled),
         ]
-        for f in findings(found, protocol)
+        for f in judged
     ]
     columns = ["claim", "verdict", "wanted", "published", f"ours, {kind} [95 %]", _other(kind), "seeds", "places"]
     return Table("Claims that training tests", columns, rows, words=3)
@@ -155,7 +155,7 @@ def _part_table(judged: Sequence[Finding]) -> Table:
     return Table("Place by place", ["claim", "where", "verdict", "published", "ours [95 %]", "seeds"], rows, words=3)
 
 
-def _counted_table(found: Found, protocol: str) -> Table:
+def _counted_table(judged: Sequence[Finding], protocol: str) -> Table:
     saved = communication()["cifar10"]
     ways = {
         name: ", ".join(f"{saved[plan][way]:.1f}" for plan in saved)
@@ -166,7 +166,7 @@ def _counted_table(found: Found, protocol: str) -> Table:
     uploads = upload_by_fleet()
     same = "holds" if len(set(uploads.values())) == 1 else "does not hold"
     by_fleet = ", ".join(f"n = {n}: {v:,.0f}" for n, v in uploads.items())
-    halved = next(f for f in findings(found, protocol) if f.claim.text.startswith("pruning to 0.5"))
+    halved = next(f for f in judged if f.claim.text.startswith("pruning to 0.5"))
     theirs, ours = (number(-d) if d else "-" for d in (halved.published, halved.ours and halved.ours.mean))
     crossing = f"by construction: keep 0.5 overtakes 1.0 at alpha = {theirs} points (published), {ours} (ours)"
     rows = [
