@@ -397,6 +397,15 @@ def test_units_that_cannot_be_followed_are_refused_where_they_would_be_cut():
     check_pruning(Pruning("magnitude"), lost, here.plans("opu2"))
 
 
+def test_cut_units_cannot_grow_back_so_a_free_mask_is_refused_where_they_are_cut():
+    here = world()
+    with pytest.raises(PlanError, match=r"prune.hold=true, or prune.physical=false"):
+        check_pruning(Pruning("neuron", hold=False), here.layers, here.plans("opu2"))
+    check_pruning(Pruning("neuron", hold=False, physical=False), here.layers, here.plans("opu2"))
+    check_pruning(Pruning("magnitude", hold=False), here.layers, here.plans("opu2"))
+    check_pruning(Pruning("magnitude", hold=False, local="ordered_dropout"), here.layers, here.plans("opu2"))
+
+
 @pytest.mark.parametrize(
     ("pruning", "hint"), [(Pruning("magnitud"), "magnitude"), (Pruning(local="uniforme"), "uniform")]
 )

@@ -163,6 +163,7 @@ def test_nets_are_remembered_by_shape_and_only_so_many():
 
 
 def test_without_hold_a_masked_net_is_trained():
+    """`check_pruning` refuses this of a selector; a local step's cut under a free mask of weights comes here."""
     here = world("mlp", selector="neuron", hold=False)
     task = here.tasks(here.plans("lowerb", 0.5))[0]
     masked, small, _, _ = both(here, task)

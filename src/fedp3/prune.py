@@ -342,6 +342,11 @@ def check_pruning(pruning: Pruning, layers: LayerMap, plans: Sequence[ClientPlan
     structured = s.units is not None or pruning.local.startswith("ordered")
     if structured and layers.note and any(pruned_layers(p) for p in plans):
         raise PlanError(f"pruning by units needs to follow them through the net, but {layers.note}")
+    if s.units is not None and pruning.physical and not pruning.hold:
+        raise PlanError(
+            f"the {pruning.selector} selector trains a smaller net, in which pruned weights cannot grow back: "
+            "set prune.hold=true, or prune.physical=false to train the whole net masked"
+        )
     if pruning.selector == "ordered":
         _check_ordered(pruning, layers, plans)
 
