@@ -1,7 +1,9 @@
 """Engines carry; they do not change a bit, and a client that breaks is its own failure."""
 
+import multiprocessing
 import os
 import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -14,6 +16,7 @@ from fedp3.driver import drive, make_engine
 from fedp3.engines.inprocess import States, one_thread, sequential
 from fedp3.engines.pool import pool
 from fedp3.errors import InputError, RunError
+from fedp3.evaluate import global_tasks
 from fedp3.experiment import assemble, assemble_own
 from fedp3.record import model_sha256
 from fedp3.server import plans_for, run, run_round
@@ -98,7 +101,7 @@ def test_clients_train_on_one_thread_and_the_setting_comes_back():
 
 
 class Breaks(nn.Module):
-    """A net that raises, or ends its process, when it sees a certain client's data."""
+    """A net that raises, hangs, or ends its process, when it sees a certain client's data."""
 
     def __init__(self, how: str) -> None:
         super().__init__()
@@ -108,6 +111,8 @@ class Breaks(nn.Module):
         if self.training and float(x[0, 0]) > 50:
             if self.how == "dies":
                 os.kill(os.getpid(), signal.SIGKILL)
+            if self.how == "hangs":
+                time.sleep(3600)
             raise ValueError("this client cannot")
         return self.ffc(torch.relu(self.fc1(x)))
 
@@ -170,6 +175,28 @@ def test_after_the_deadline_clients_are_late_and_the_round_closes(workers, exper
         assert len(record.late) + len(record.accepted) == 4
     finally:
         engine.close()
+
+
+def test_a_worker_that_hangs_makes_its_client_late_is_replaced_and_does_not_hold_up_the_end():
+    e = breaking("hangs")
+    engine = pool(e.recipe, e.shards, 2, deadline=4)
+    scoring = global_tasks(e.start.W, plans_for(replace(e.problem, clients_per_round=0), 0), 0, {})
+
+    def workers_after_scoring() -> set[int]:  # scores have no deadline, so a slow start does not count
+        assert len(list(engine.execute(scoring))) == 6
+        return {child.pid for child in multiprocessing.active_children()}
+
+    try:
+        first = workers_after_scoring()
+        _, record = run_round(e.problem, e.start, engine.execute)
+        assert record.late == (2,) and record.accepted == (0, 1, 3, 4, 5)
+        time.sleep(4.1)
+        assert not first & workers_after_scoring()
+        _, record = run_round(e.problem, e.start, engine.execute)
+        assert record.late == (2,)
+    finally:
+        engine.close()  # returns, although client 2 sleeps for an hour
+    assert not multiprocessing.active_children()
 
 
 def test_a_net_that_cannot_be_pickled_is_refused_for_workers(experiment):

@@ -4,7 +4,7 @@ Workers start once and hold the net, the shards and the shared data.  What trave
 into shared memory, each once: the server's into one block that lasts as long as the engine, so that a model is copied
 once per round and not once per client; a worker's answers into one of a few blocks that go back and forth, for the
 first touch of new shared memory costs ten times a copy.  A worker that dies (out of memory, killed) is replaced and
-its clients tried once more, each alone.
+its clients tried once more, each alone.  One that is busy long after its round closed without it hangs: it is ended.
 """
 
 import copy
@@ -34,6 +34,7 @@ from fedp3.types import ClientState, Failure, Reply, Task
 Answer = tuple[Reply, ClientState | None]
 Parcel = tuple[bytes, Tensor]  # a pickle, and the block its tensors lie in
 _Waiting = deque[tuple[Sequence[Job], Parcel]]
+_Late = dict[Future[Parcel], float]  # at work when its round closed -> when that was
 LINE = 64  # bytes of a cache line, where every tensor begins
 AHEAD = 2  # tasks that wait at the workers, so that none of them does
 _here: dict[str, Any] = {}  # what a worker process holds
@@ -48,6 +49,7 @@ def pool(
     executor = _start(recipe, shards, workers)
     block = _new_block(0)
     spare: list[Tensor] = []  # blocks for answers
+    late: _Late = {}
 
     def room(size: int) -> Tensor:
         nonlocal block
@@ -60,6 +62,9 @@ def pool(
         jobs = [Job(shards[task.plan.client], task, kept.start(task)) for task in tasks]
         unfinished = {job.task.plan.client: job for job in jobs}
         groups = together(recipe, jobs, workers)
+        if any(monotonic() > since + deadline for f, since in late.items() if not f.done()):
+            executor = _again(executor, recipe, shards, workers)
+            late.clear()
 
         def take(some: Sequence[Job], answers: Sequence[Answer]) -> Iterator[Reply]:
             for job, (reply, state) in zip(some, answers, strict=True):
@@ -70,7 +75,7 @@ def pool(
         try:
             parcels = lay([[(job.task, job.state) for job in some] for some in groups], room)
             waiting: _Waiting = deque(zip(groups, parcels, strict=True))
-            for some, answers in _finished(executor, waiting, workers + AHEAD, spare, deadline):
+            for some, answers in _finished(executor, waiting, workers + AHEAD, spare, deadline, late):
                 yield from take(some, answers)
         except BrokenProcessPool:
             executor = _again(executor, recipe, shards, workers)
@@ -85,6 +90,8 @@ def pool(
                 yield from take([job], answers)
 
     def close() -> None:
+        if not all(f.done() for f in late):  # nobody waits for its answer
+            _kill(executor)
         executor.shutdown(wait=True, cancel_futures=True)
 
     return Engine(execute, kept, close)
@@ -129,8 +136,15 @@ def _end_with_parent() -> None:
 def _again(
     executor: ProcessPoolExecutor, recipe: Recipe, shards: Mapping[int, Shard], workers: int
 ) -> ProcessPoolExecutor:
+    _kill(executor)
     executor.shutdown(cancel_futures=True)
     return _start(recipe, shards, workers)
+
+
+def _kill(executor: ProcessPoolExecutor) -> None:
+    """End its processes at once, whatever they do (Python 3.14 has `kill_workers`)."""
+    for process in list((executor._processes or {}).values()):
+        process.kill()
 
 
 def _work(parcel: Parcel, spare: Tensor | None) -> Parcel:
@@ -152,8 +166,9 @@ def _finished(
     at_once: int,
     spare: list[Tensor],
     deadline: float,
+    late: _Late,
 ) -> Iterator[tuple[Sequence[Job], Sequence[Answer]]]:
-    """Answers as they come; those that miss the deadline are late."""
+    """Answers as they come; those that miss the deadline are late, and `late` has them while they are at work."""
     timed = deadline > 0 and all(job.task.kind == "train" for some, _ in waiting for job in some)
     end = monotonic() + deadline
     running: dict[Future[Parcel], tuple[Sequence[Job], Tensor | None]] = {}  # with the block each was given
@@ -171,8 +186,7 @@ def _finished(
         if timed and monotonic() >= end:
             for some, _ in [*running.values(), *waiting]:
                 yield some, [(too_late(job.task, deadline), None) for job in some]
-            for f in running:
-                f.cancel()
+            late.update((f, end) for f in running if not f.cancel())
             return
 
 
