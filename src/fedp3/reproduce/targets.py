@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
-from fedp3.reproduce.cells import BENCHES, PROTOCOLS, SPLITS, Bench, Cell, Settings, Variant
+from fedp3.config import Config
+from fedp3.reproduce.cells import BENCHES, PROTOCOLS, SPLITS, Bench, Cell, Settings, Variant, config_of
 
 Q_GRID = (0.2, 0.4, 0.6, 0.8, 1.0)  # FjORD's
 DEEP = tuple(b for b in BENCHES if "-mlp" not in b)  # nets with more than three hidden layers: OPU3 is not FedAvg
@@ -184,9 +185,14 @@ def runs_on(row: Row, bench: Bench, split: str) -> bool:
 
 
 def cells_of(target: Target, protocol: str) -> Iterator[Cell]:
-    """Every cell of a target."""
+    """Every cell of a target, once: a reading that the protocol takes anyway is no cell of its own."""
     for bench, split in places_of(target, protocol):
-        yield from (Cell(bench, split, row.variant) for row in target.rows if runs_on(row, bench, split))
+        seen: list[Config] = []
+        for cell in (Cell(bench, split, row.variant) for row in target.rows if runs_on(row, bench, split)):
+            config = config_of(cell, protocol, seed=0)
+            if config not in seen:
+                seen.append(config)
+                yield cell
 
 
 def queue(

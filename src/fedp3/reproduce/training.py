@@ -124,12 +124,14 @@ def nearest_reading(target: Target, found: Found, protocol: str, bench: Bench) -
     The paper does not say whether the whole server model was scored (G) or the pruned one that devices hold (D).
     """
     errors: dict[str, list[float]] = {}
+    held = PROTOCOLS[protocol].settings.get("prune.hold", True)
+    plain = f"magnitude, {'held' if held else 'not held'}, kept"
     for kind in ("G", "D"):
         for row in target.rows[1:]:
             drop = against(found, bench, "classes", row, target.rows[0], kind)
             theirs, first = (published.score(r.published, bench.paper, "classes") for r in (row, target.rows[0]))
             if drop and theirs is not None and first is not None:
-                reading = f"{row.label.partition(', ')[2] or 'magnitude, held, kept'}, {kind}"
+                reading = f"{row.label.partition(', ')[2] or plain}, {kind}"
                 errors.setdefault(reading, []).append((drop.mean - (theirs - first)) ** 2)
     whole = {name: fmean(e) ** 0.5 for name, e in errors.items() if len(e) == 3}
     return sorted(whole.items(), key=lambda item: item[1])
