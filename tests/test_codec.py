@@ -44,7 +44,7 @@ from fedp3.layermap import layer_map
 from fedp3.models import Spec, build
 from fedp3.plan import HEADS, LAYER_SETS, OTHERS, PlanRules, client_plans
 from fedp3.prune import SELECTORS, dispatch
-from fedp3.rng import Use, layers_draw_from
+from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.types import ClientPlan, ClientUpdate, Kind, LayerMap, LayerPlan, Masks, Params, Pruning, Task, Upload
 
 # --------------------------------------------------------------------------- nets and tasks
@@ -71,7 +71,7 @@ NETS: dict[str, Callable[[], nn.Module]] = {
 
 @lru_cache
 def mapped(name: str) -> tuple[LayerMap, Params]:
-    with layers_draw_from(1, Use.INIT):
+    with layers_draw_from(stream(1, Use.INIT)):
         net = NETS[name]()
     layers = layer_map(net)
     return layers, {n: net.state_dict()[n].clone() for n in layers.shapes}

@@ -15,7 +15,7 @@ from fedp3.aggregate import RULES, Aggregation
 from fedp3.gate import METRIC_LIMIT, NOTHING, Brought, Verdict, judge
 from fedp3.layermap import layer_map
 from fedp3.plan import PlanRules
-from fedp3.rng import Use, layers_draw_from
+from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.server import Problem, ServerState, plans_for, run_round
 from fedp3.types import ClientUpdate, Failure, Params, Pruning, Reply, Task
 
@@ -26,7 +26,7 @@ EXTRAS = Brought({"statistics": (2,)})
 
 
 def _net() -> nn.Module:
-    with layers_draw_from(0, Use.INIT):
+    with layers_draw_from(stream(0, Use.INIT)):
         return nn.Sequential(nn.Linear(4, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 5), nn.ReLU(), nn.Linear(5, 3))
 
 

@@ -15,6 +15,7 @@ import pytest
 
 from fedp3 import cli, record
 from fedp3.errors import RunError
+from fedp3.locks import locked
 from fedp3.scribe import scribe
 from killed import MOMENTS
 
@@ -285,7 +286,7 @@ def test_a_second_run_into_the_same_folder_names_resume(place, whole, capsys):
 def test_a_second_writer_is_refused_and_a_dead_ones_lock_is_not_one(place, whole, tmp_path, capsys):
     shutil.copytree(place / "whole", tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
-    with record.locked(tmp_path / "run"):
+    with locked(tmp_path / "run"):
         other = [sys.executable, "-m", "fedp3", "resume", str(tmp_path / "run")]
         refused = subprocess.run(other, capture_output=True, text=True)
         assert refused.returncode == 2

@@ -118,7 +118,7 @@ def test_streams_leave_the_global_generators_alone(generator_state: Tensor) -> N
 
 
 def test_inside_layers_draw_from_their_stream_and_outside_nothing_has_happened(generator_state: Tensor) -> None:
-    with layers_draw_from(3, Use.LAYER, 5, 6):
+    with layers_draw_from(stream(3, Use.LAYER, 5, 6)):
         inside = torch.rand(4)
     assert torch.equal(inside, torch.rand(4, generator=stream(3, Use.LAYER, 5, 6)))
     assert torch.equal(torch.random.get_rng_state(), generator_state)
@@ -129,15 +129,15 @@ def test_the_global_generator_is_put_back_after_an_exception(generator_state: Te
         torch.rand(4)
         raise ZeroDivisionError
 
-    with pytest.raises(ZeroDivisionError), layers_draw_from(3, Use.LAYER):
+    with pytest.raises(ZeroDivisionError), layers_draw_from(stream(3, Use.LAYER)):
         draw_and_fail()
     assert torch.equal(torch.random.get_rng_state(), generator_state)
 
 
 def test_one_stream_inside_another_leaves_the_outer_where_it_was() -> None:
-    with layers_draw_from(1, Use.LAYER):
+    with layers_draw_from(stream(1, Use.LAYER)):
         a = torch.rand(2)
-        with layers_draw_from(2, Use.LAYER):
+        with layers_draw_from(stream(2, Use.LAYER)):
             torch.rand(9)
         b = torch.rand(2)
     assert torch.equal(torch.cat([a, b]), torch.rand(4, generator=stream(1, Use.LAYER)))
@@ -145,7 +145,7 @@ def test_one_stream_inside_another_leaves_the_outer_where_it_was() -> None:
 
 def test_dropout_and_initialisers_are_a_function_of_the_address() -> None:
     def drawn(client: int) -> tuple[Tensor, Tensor]:
-        with layers_draw_from(0, Use.LAYER, 4, client):
+        with layers_draw_from(stream(0, Use.LAYER, 4, client)):
             return nn.Dropout(0.5)(torch.ones(64)), nn.Linear(8, 8).weight.detach()
 
     torch.rand(3)

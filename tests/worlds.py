@@ -18,7 +18,7 @@ from fedp3.layermap import layer_map
 from fedp3.models import Spec, build
 from fedp3.plan import PlanRules, client_plans
 from fedp3.prune import dispatch
-from fedp3.rng import Use, layers_draw_from
+from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.server import Problem, ServerState
 from fedp3.types import ClientPlan, LayerMap, Local, Params, Pruning, Task
 
@@ -93,7 +93,7 @@ KINDS: Mapping[str, Kind] = {
 
 @lru_cache(maxsize=16)
 def _net(kind: str) -> tuple[nn.Module, LayerMap, Params]:
-    with layers_draw_from(7, Use.INIT):
+    with layers_draw_from(stream(7, Use.INIT)):
         net = KINDS[kind].make()
     W = {n: w.detach().clone() for n, w in net.state_dict().items() if not n.endswith("num_batches_tracked")}
     return net, layer_map(net), W

@@ -14,6 +14,7 @@ from fedp3 import driver, record
 from fedp3.data import Dataset
 from fedp3.driver import OnRound, Outcome
 from fedp3.experiment import Experiment, assemble_own
+from fedp3.locks import locked
 from fedp3.types import Layer, Params
 
 Data = Dataset | TorchDataset[Any] | tuple[Tensor, Tensor]
@@ -85,7 +86,7 @@ def run(
         driver.begin(experiment, folder)
     else:
         driver.reopen(folder, config)
-    with record.locked(folder):
+    with locked(folder):
         checkpoint, _ = driver.pick_up(folder, config.digest())
         return _drive(experiment, folder, workers, on_round, checkpoint)
 

@@ -24,7 +24,7 @@ from fedp3.codec import mask_bytes, wire_bytes
 from fedp3.errors import InputError
 from fedp3.lookup import pick
 from fedp3.prune import SELECTORS, cut_weights, kept_together, kept_weights, units_left
-from fedp3.rng import Use, layers_draw_from
+from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.types import AS_IS, ClientPlan, Compression, Group, Layer, LayerMap, LayerPlan, Pruning
 
 VALUE = 4  # bytes of a float32
@@ -217,7 +217,7 @@ def measure(net: nn.Module, shape: tuple[int, ...]) -> Work:
         bench = copy.deepcopy(net).to(device).eval()
         counter = FlopCounterMode(display=False)
         try:
-            with counter, torch.no_grad(), layers_draw_from(0, Use.LAYER):
+            with counter, torch.no_grad(), layers_draw_from(stream(0, Use.LAYER)):
                 bench(torch.zeros(1, *shape, device=device))
         except Exception as error:  # whatever the user's own forward pass raises
             why = f"{type(error).__name__}: {str(error)[:120]}"
@@ -291,7 +291,7 @@ def _alive(work: Work, train: set[str], batch: int) -> int:
     trained = [w for w in work.net.parameters() if w.requires_grad]
     work.net.train()
     alive = _Alive(work.net)
-    with layers_draw_from(0, Use.LAYER), alive:
+    with layers_draw_from(stream(0, Use.LAYER)), alive:
         logits = work.net(torch.zeros(batch, *work.shape, device=work.device))
         loss = F.cross_entropy(logits, torch.zeros(batch, dtype=torch.int64, device=work.device))
         del logits

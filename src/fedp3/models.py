@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fedp3.errors import InputError
 from fedp3.lookup import pick
-from fedp3.rng import Use, layers_draw_from
+from fedp3.rng import Use, layers_draw_from, stream
 
 
 def _scaled(width: float, n: int) -> int:
@@ -187,7 +187,7 @@ def build(name: str, spec: Spec, seed: int) -> nn.Module:
     make = pick(MODELS, name, "model")
     if not 0 < spec.width < math.inf:
         raise InputError(f"the width of a model is a factor above 0, got {spec.width}")
-    with layers_draw_from(seed, Use.INIT):
+    with layers_draw_from(stream(seed, Use.INIT)):
         return make(spec)
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from fedp3.data import batch
 from fedp3.hooks import Pass, Pull, Trained
+from fedp3.privacy.mechanism import draws
 from fedp3.rng import Use, layers_draw_from
 from fedp3.steps import EVAL_BATCH, Recipe, Shard, load, named, rate, train
 from fedp3.types import ClientPlan, Group, LayerMap, Local, Params, Task
@@ -52,7 +53,7 @@ def run_passes(recipe: Recipe, shard: Shard, task: Task, start: Params, kept: Ke
         load(tensors, models[p.own])
         here = replace(recipe, local=stretched(recipe.local, len(shard.train), p.share))
         asked = replace(task, plan=only(task.plan, p, recipe.layers))
-        with layers_draw_from(recipe.seed, Use.LAYER, *at):
+        with layers_draw_from(draws(recipe.private, Use.LAYER, recipe.seed, *at)):
             done = train(here, shard, asked, tensors, _pull(recipe, p, start, shift), at)
             if recipe.hooks.static_norm:
                 settle(recipe, shard)

@@ -7,12 +7,11 @@ Everything is written to a new file, synced, then moved into place.  Nothing her
 """
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from safetensors.torch import save as save_tensors
 from torch import Tensor
 
 from fedp3.aggregate import Memory
-from fedp3.errors import BusyError, InputError, RunError
+from fedp3.errors import InputError, RunError
 from fedp3.server import RoundRecord, ServerState
 from fedp3.types import ClientState, Params
 
@@ -122,29 +121,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(v) for v in value]
     return value
-
-
-@contextlib.contextmanager
-def locked(folder: Path, name: str = ".lock", wait: bool = False) -> Iterator[None]:
-    """Hold the folder for one writer; the lock of a dead process is no lock."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = (folder / name).open("a+")
-    except OSError as error:
-        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
-    with handle:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except OSError:
-            handle.seek(0)
-            who = handle.read().strip()
-            raise BusyError(
-                f"{folder} is being written by process {who or 'unknown'}; wait for it, or stop it"
-            ) from None
-        handle.truncate(0)
-        handle.write(f"{os.getpid()}\n")
-        handle.flush()
-        yield
 
 
 # --------------------------------------------------------------------------- events

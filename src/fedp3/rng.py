@@ -68,13 +68,13 @@ def os_stream() -> torch.Generator:
 
 
 @contextmanager
-def layers_draw_from(seed: int, use: Use, *at: int) -> Iterator[None]:
-    """Inside, torch's global CPU generator is the addressed stream; outside, it is untouched.
+def layers_draw_from(rng: torch.Generator) -> Iterator[None]:
+    """Inside, torch's global CPU generator draws what this one would; outside, it is untouched.
 
     Layers such as Dropout and the initialisers of `torch.nn` can draw from nowhere else.
     """
     before = torch.random.get_rng_state()
-    torch.random.set_rng_state(stream(seed, use, *at).get_state())
+    torch.random.set_rng_state(rng.get_state())
     try:
         yield
     finally:

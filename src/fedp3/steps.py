@@ -20,7 +20,7 @@ from fedp3.data import Dataset, batch
 from fedp3.hooks import NO_PULL, NONE, Given, Hooks, Pull
 from fedp3.lookup import pick
 from fedp3.masks import Kept
-from fedp3.privacy.mechanism import Gradient, private_batches, private_gradient
+from fedp3.privacy.mechanism import Gradient, draws, private_batches, private_gradient
 from fedp3.prune import LOCAL_PRUNERS, draw_q, pruned_layers
 from fedp3.rng import Use, stream
 from fedp3.types import AS_IS, Chain, Compression, Group, LayerMap, Local, Masks, Params, Private, Pruning, Task
@@ -121,7 +121,7 @@ def train(
     hold = held(recipe, task, trained)
     local_prune = pick(LOCAL_PRUNERS, pruning.local, "local pruning")
     draw = stream(recipe.seed, Use.LOCAL_PRUNE, *at)
-    augment = stream(recipe.seed, Use.AUGMENT, *at) if local.augment else None
+    augment = draws(recipe.private, Use.AUGMENT, recipe.seed, *at) if local.augment else None
     here = _Stretch(recipe, task, hold, {}, gradient, pull, rate(local, task.t))
     losses, density = [], []
     for rows in drawn:

@@ -7,6 +7,7 @@ import struct
 import time
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -48,7 +49,7 @@ from fedp3.errors import CodecError, InputError, RunError
 from fedp3.experiment import assemble
 from fedp3.methods import METHODS
 from fedp3.record import read_events, read_json
-from fedp3.rng import Use, layers_draw_from
+from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.server import run_round
 from fedp3.types import ClientState, ClientUpdate, Private
 from flower.fakes import FakeGrid, in_a_run, with_content
@@ -226,6 +227,28 @@ def test_noise_from_a_seed_is_refused_by_the_node_itself(shared, tmp_path):
         node.admit(task, private, {"partition-id": 0}, tmp_path / "run" / "client-0")
     drawn = replace(private, private=Private(randomness="os"))
     node.admit(task, drawn, {"partition-id": 0}, tmp_path / "run" / "client-0")
+
+
+def test_a_node_that_gives_no_scores_away_trains_all_the_same(shared, tmp_path):
+    grid = grid_of(shared, tmp_path)
+    grid.configs[1]["scores"] = False
+    _, record = run_round(replace(shared.problem, eval_every=1), shared.start, engine_over(grid, shared).execute)
+    assert not record.rejected and 1 in record.accepted
+    assert record.G is not None and set(record.G.clients) == set(record.accepted) - {1}
+    with pytest.raises(InputError, match="scores='no'"):
+        node.as_scored(next(iter(engine_tasks(shared))), {"scores": "no"})
+
+
+def test_a_node_cuts_its_records_the_same_way_in_every_run():
+    """A record that trained under LDP in one run must not be scored, without noise, in another."""
+    samples = from_tensors(torch.randn(40, 4), torch.arange(40) % 2)
+    context = SimpleNamespace(node_config={"partition-id": 1})
+    cuts = []
+    for seed in (0, 7):
+        c = config.parse({}, ["partition.clients=4", "run.clients_per_round=0", "plan.layers=full", f"run.seed={seed}"])
+        held = own(c, lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), lambda _: samples)(context)
+        cuts.append(held.shard)
+    assert torch.equal(cuts[0].train, cuts[1].train) and torch.equal(cuts[0].test, cuts[1].test)
 
 
 def engine_tasks(experiment):
@@ -470,7 +493,7 @@ def test_a_reason_is_one_printable_line(text):
 
 
 def own_net():
-    with layers_draw_from(3, Use.INIT):
+    with layers_draw_from(stream(3, Use.INIT)):
         sizes = (nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
     return nn.Sequential(*sizes)
 

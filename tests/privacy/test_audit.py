@@ -8,10 +8,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from fedp3 import config
+from fedp3.data import from_tensors
+from fedp3.experiment import assemble_own
 from fedp3.privacy import bounds, mechanism
-from fedp3.privacy.audit import Finding, Subject, audit, bench, tiny
+from fedp3.privacy.audit import Finding, Subject, audit, sensitivity
 from fedp3.privacy.ledger import Budget
-from fedp3.rng import Use
+from fedp3.privacy.neighbours import bench, tiny
+from fedp3.rng import Use, layers_draw_from, stream
+from fedp3.server import plans_for
 from fedp3.types import Local, Params, Private
 from worlds import world
 
@@ -37,9 +42,51 @@ def test_the_net_of_a_run_is_audited_as_well(kind: str) -> None:
     assert len(found) > 6 and all(f.passed for f in found)
 
 
+@pytest.mark.parametrize("seed", range(12))
+def test_the_canary_has_a_gradient_in_any_net(seed: int) -> None:
+    """Under the label that a net expects anyway it would have none, and correct code would fail."""
+    w = world("mlp")
+    with layers_draw_from(stream(seed, Use.INIT)):
+        initial = {n: 0.3 * torch.randn(v.shape) for n, v in w.W.items()}
+    own = bench(replace(w.recipe, initial=initial), w.plans(others="freeze")[1], 6)
+    assert all(f.passed for f in sensitivity(own, 0.7))
+
+
+class Drops(nn.Module):
+    """Dropout that is a function, not a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.ffc = nn.Linear(16, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.ffc(nn.functional.dropout(torch.relu(self.fc1(x.flatten(1))), 0.5, self.training))
+
+
+def test_a_net_with_dropout_on_cropped_images_passes() -> None:
+    e = assemble_own(
+        config.parse(
+            {},
+            [
+                "partition.kind=iid",
+                "partition.clients=4",
+                "run.clients_per_round=0",
+                "plan.layers=full",
+                "prune.keep=1.0",
+            ],
+        ),
+        Drops(),
+        replace(from_tensors(torch.randn(80, 1, 4, 4), torch.arange(80) % 3), crop=1, flip=True),
+    )
+    assert e.recipe.local.augment
+    own = bench(e.recipe, plans_for(e.problem, 0)[0], 6)
+    found = [f for f in audit(replace(SUBJECT, own=own), "AB") if f.what.endswith("own net")]
+    assert len(found) > 6 and all(f.passed for f in found)
+
+
 # --------------------------------------------------------------------------- bugs, one by one
 
-fill, add, generator = mechanism.fill_with_noise, mechanism.add_clipped, mechanism._generator
+fill, add, generator = mechanism.fill_with_noise, mechanism.add_clipped, mechanism.draws
 gradient_of = mechanism.private_gradient
 
 
@@ -89,8 +136,12 @@ def shuffled_epochs(samples: int, rate: float, steps: int, rng: torch.Generator)
         yield order[k * size % samples :][:size]
 
 
-def the_same_noise_again(private: Private, use: Use, at: tuple[int, ...]) -> torch.Generator:
-    return torch.Generator().manual_seed(5) if use is Use.NOISE else generator(private, use, at)
+def the_same_noise_again(private: Private, use: Use, *at: int) -> torch.Generator:
+    return torch.Generator().manual_seed(5) if use is Use.NOISE else generator(private, use, *at)
+
+
+def draws_that_anybody_can_name(private: Private, use: Use, *at: int) -> torch.Generator:
+    return generator(None, use, *at)
 
 
 def others_without_noise(private: Private, local: Local, samples: int, *at: int) -> mechanism.Gradient:
@@ -115,7 +166,7 @@ BUGS: dict[str, tuple[Callable[..., object], str]] = {
     "fedp3.privacy.mechanism.add_clipped:tensor": (tensors_are_clipped, "A"),
     "fedp3.privacy.mechanism.poisson:all": (everybody_every_time, "E"),
     "fedp3.privacy.mechanism.poisson:shuffled": (shuffled_epochs, "E"),
-    "fedp3.privacy.mechanism._generator:again": (the_same_noise_again, "B"),
+    "fedp3.privacy.mechanism.draws:again": (the_same_noise_again, "B"),
 }
 
 
@@ -124,6 +175,16 @@ def test_a_bug_is_caught(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
     bug, parts = BUGS[place]
     monkeypatch.setattr(place.partition(":")[0], bug)
     assert {f.part for f in failed(SUBJECT, parts)} == set(parts)
+
+
+@pytest.mark.parametrize("place", ["fedp3.steps.draws", "fedp3.passes.draws"])
+def test_crops_and_dropout_from_a_seed_are_caught(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the seed gives goes by places in the batch: one record more would shift the crops of all after it."""
+    secret = replace(SUBJECT, budget=replace(SUBJECT.budget, private=replace(SUBJECT.budget.private, randomness="os")))
+    assert not failed(secret, "B")
+    monkeypatch.setattr(place, draws_that_anybody_can_name)
+    (found,) = failed(secret, "B")
+    assert found.what.startswith("share of an upload that repeats") and found.measured == 1.0
 
 
 def test_a_claim_of_subsampling_without_it_is_caught_by_attack_too(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,7 +216,8 @@ def test_bounds_are_those_of_the_textbook() -> None:
         assert bounds.rate_above(errors, n) == pytest.approx(
             stats.beta.isf(bounds.SURE, errors + 1, n - errors), rel=1e-6
         )
-    assert bounds.gaussian_epsilon(1.0, 1e-5) == pytest.approx(4.3766, abs=1e-3)
+    for mu, epsilon in ((1.0, 4.3766), (4.0, 24.382), (5.0, 33.10), (8.0, 65.32)):  # with logarithms of the tail
+        assert bounds.gaussian_epsilon(mu, 1e-5) == pytest.approx(epsilon, rel=3e-4)
 
 
 def test_the_proven_epsilon_is_below_the_true_one_and_grows_with_the_runs() -> None:

@@ -3,6 +3,7 @@
 import copy
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from torch import Tensor, nn
 
 from fedp3 import submodel
 from fedp3.privacy.clip import add_clipped, func_pieces, ghost_agrees, ghost_pieces
-from fedp3.types import Private
+from fedp3.rng import Use, layers_draw_from, stream
+from fedp3.types import Params, Private
 from worlds import world
 
 GHOST, FUNC = Private(ghost=True), Private(ghost=False)
@@ -99,6 +101,42 @@ def test_no_record_moves_the_sum_by_more_than_the_clip() -> None:
         one = summed(net, 50 * w.data.x[j : j + 1], w.data.y[j : j + 1], W, Private(0.25), {})
         norm = math.sqrt(sum(float(g.double().square().sum()) for g in one.values()))
         assert norm <= 0.25 and norm == pytest.approx(0.25, rel=1e-3)
+
+
+@pytest.mark.parametrize("bias", [0.0, 3e2, 1e3, 3e3, 1e4])
+def test_a_server_that_makes_gradients_cancel_gains_nothing(bias: float) -> None:
+    """Behind a normalisation the deltas of a record sum to nothing, and a large bias before it is all they meet."""
+    with layers_draw_from(stream(0, Use.INIT)):
+        front = nn.Conv2d(3, 64, 3, padding=1, stride=2), nn.ReLU(), nn.Conv2d(64, 64, 3, padding=1, stride=2)
+        net = nn.Sequential(*front, nn.GroupNorm(64, 64), nn.ReLU(), nn.Flatten(), nn.Linear(1024, 10))
+        x = torch.randn(24, 3, 16, 16)
+    with torch.no_grad():
+        net[0].bias.fill_(bias)
+        net[6].weight.mul_(100)
+    W = trained(net, {"2", "6"})
+    assert 16 * (576 + 64) < 576 * 64, "so norms come from Gram matrices"
+    for j in range(len(x)):
+        one = summed(net, x[j : j + 1], torch.tensor([j % 10]), W, Private(1.0), {})
+        norm = math.sqrt(sum(float(g.double().square().sum()) for g in one.values()))
+        assert norm <= 1.0, j
+
+
+@pytest.mark.parametrize("private", [GHOST, FUNC])
+def test_a_record_that_counts_as_none_leaves_the_dropout_of_the_others_as_it_is(private: Private) -> None:
+    net = nn.Sequential(nn.Linear(6, 40), nn.ReLU(), nn.Dropout(0.5), nn.Linear(40, 3))
+    W, y = trained(net, {"0", "3"}), torch.tensor([0, 1, 2, 0, 1])
+    x = torch.randn(5, 6, generator=torch.Generator().manual_seed(0))
+
+    def sums(records: Tensor) -> Params:
+        with layers_draw_from(stream(0, Use.LAYER)):
+            return summed(net, records, y, W, replace(private, clip=math.inf), {})
+
+    broken = x.clone()
+    broken[1] = math.nan
+    alone = torch.full_like(x, math.nan)
+    alone[1] = x[1]
+    whole, without, only = sums(x), sums(broken), sums(alone)
+    assert close(whole, {n: without[n] + only[n] for n in W})
 
 
 def test_masked_coordinates_count_neither_in_the_norm_nor_in_the_sum() -> None:

@@ -1,14 +1,28 @@
 """The ledger: it only grows, it is on disk before anything leaves, and a device refuses what its owner will not pay."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedp3.errors import InputError, RunError
+from fedp3.locks import locked
 from fedp3.privacy import account
-from fedp3.privacy.ledger import FILE, Budget, Charge, Ledger, Policy, composed, open_ledger, permit, read, summary
+from fedp3.privacy.ledger import (
+    FILE,
+    Budget,
+    Charge,
+    Ledger,
+    Policy,
+    append,
+    composed,
+    open_ledger,
+    permit,
+    read,
+    summary,
+)
 from fedp3.types import Private
 
 OS, SEEDED = Private(1.0, 1.2, 0.1, "os"), Private(1.0, 1.2, 0.1, "seeded")
@@ -96,6 +110,17 @@ def test_a_device_pays_over_all_runs_and_then_refuses(tmp_path: Path) -> None:
     assert account.epsilon(composed(read(tmp_path)), 1e-5) <= 4.0
     assert "this device allows 4" in reasons[-1]
     assert not permit(tmp_path, 8, 0, OS, 10, policy), "another client of the same folder has its own account"
+
+
+def test_a_device_that_is_asked_twice_at_once_pays_one_after_the_other(tmp_path: Path) -> None:
+    with ThreadPoolExecutor(1) as elsewhere:
+        with locked(tmp_path, ".ledger"):  # as the first of two tasks holds it between reading and writing
+            second = elsewhere.submit(permit, tmp_path, 7, 1, OS, 10, Policy(8.0))
+            with pytest.raises(TimeoutError):
+                second.result(timeout=0.3)
+            append(tmp_path, [Charge(7, 0, 10, OS.noise, OS.rate)])
+        assert not second.result()
+    assert [c.t for c in read(tmp_path)] == [0, 1]
 
 
 def test_a_device_composes_runs_of_different_noise(tmp_path: Path) -> None:

@@ -157,6 +157,24 @@ def test_a_generator_of_the_operating_system_draws_uniformly_and_from_its_whole_
     assert abs(float(out.std()) / 3 - 1) < 5 / math.sqrt(2 * len(out))
 
 
+def test_noise_reaches_beyond_what_one_draw_of_32_bits_can() -> None:
+    """A single draw ends at sqrt(48 ln 2) = 5.77 deviations; an upload beyond would have to hold a record."""
+    out = torch.empty(1 << 20)
+    fill_with_noise(out, Private(1.0, 1.0), torch.Generator().manual_seed(105))
+    assert float(out.abs().max()) > 5.8
+    one = torch.empty(1 << 20).normal_(generator=torch.Generator().manual_seed(105))
+    assert abs(float(out.var()) - 1) < 0.01 and not torch.equal(out, one)
+
+
+@pytest.mark.parametrize("randomness", ["os", "seeded"])
+def test_crops_are_secret_where_the_noise_is(randomness: str) -> None:
+    w = world("cnn")
+    w = replace(w, data=replace(w.data, crop=1, flip=True), local=replace(w.local, augment=True))
+    quiet = Private(1.0, 0.0, 1.0, randomness)
+    a, b = (update(w, quiet).tensors for _ in range(2))
+    assert same(a, b) == (randomness == "seeded")
+
+
 # --------------------------------------------------------------------------- what leaves
 
 

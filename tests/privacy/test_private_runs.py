@@ -13,13 +13,16 @@ from torch import Tensor, nn
 import fedp3
 from fedp3 import config
 from fedp3.cli import main
+from fedp3.client import local_update
 from fedp3.data import from_tensors
 from fedp3.errors import ConfigError, InputError
 from fedp3.experiment import Experiment, assemble_own
 from fedp3.hooks import Hooks, Pass
 from fedp3.privacy import account, rules
 from fedp3.privacy.ledger import read
-from fedp3.server import rehearse
+from fedp3.prune import dispatch
+from fedp3.server import plans_for, rehearse
+from fedp3.types import Task
 
 CLIENTS, RECORDS = 4, 80
 RNG = torch.Generator().manual_seed(2)
@@ -227,7 +230,21 @@ def test_every_aggregation_takes_private_uploads(rule: str) -> None:
 
 @pytest.mark.parametrize("head", ["personal", "personal_uploaded"])
 def test_layers_that_stay_with_a_client_are_noised_too(head: str) -> None:
-    assert run(plan={"layers": "opu1", "head": head}, run={"rounds": 2}).outcome.result["rejected"] == 0
+    plan = {"layers": "opu1", "head": head}
+    assert run(plan=plan, run={"rounds": 2}).outcome.result["rejected"] == 0
+    e = assembled(plan=plan)
+    mine, given = plans_for(e.problem, 0)[0], e.recipe.private
+    ((dispatched, masks),) = dispatch(e.start.W, [mine], e.recipe.layers, e.recipe.pruning, 0, 0)
+    assert given is not None
+
+    def own_head(noise: float) -> Tensor:
+        recipe = replace(e.recipe, private=replace(given, noise=noise, rate=1e-12))  # no record is ever drawn
+        state = local_update(recipe, e.shards[0], Task(0, mine, dispatched, masks), None)[1]
+        assert state is not None
+        return torch.cat([w.flatten() for w in state.tensors.values()])
+
+    noisy = own_head(given.noise) - own_head(0.0)
+    assert len(noisy) == 8 * 3 + 3 and bool((noisy != 0).all())
 
 
 def test_processes_change_no_bit_of_a_seeded_run(tmp_path: Path) -> None:

@@ -116,13 +116,14 @@ def audit(
     from fedp3.engines.inprocess import one_thread
     from fedp3.experiment import assemble
     from fedp3.privacy import audit as attacks
+    from fedp3.privacy.neighbours import bench
     from fedp3.server import plans_for
 
     experiment = assemble(config.load(path, overrides or []), data_dir)
     budget, recipe = experiment.problem.budget, experiment.recipe
     if budget is None:
         raise InputError(f"{path} runs without LDP, so there is nothing to audit; set privacy.enabled=true")
-    own = attacks.bench(recipe, plans_for(experiment.problem, 0)[0], 6)
+    own = bench(recipe, plans_for(experiment.problem, 0)[0], 6)
     subject = attacks.Subject(budget, recipe.local, experiment.config.privacy.others, own)
     show.say("attacking local_update; about half a minute of one core")
     with one_thread():  # as a client trains; many tiny steps gain nothing from more

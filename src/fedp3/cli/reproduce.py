@@ -138,7 +138,7 @@ def _count(asked: Asked) -> None:
 
 def _train(asked: Asked) -> None:
     """Run what is not finished of a target, then write its page."""
-    from fedp3 import record
+    from fedp3.locks import locked
     from fedp3.reproduce import lr, runner
 
     _take_from(asked)
@@ -158,7 +158,7 @@ def _train(asked: Asked) -> None:
             start(config, folder, asked.workers, asked.data_dir, name=name)
 
     failed = runner.run_cells(request, todo, train, show.say)
-    with record.locked(asked.runs, ".pages", wait=True):  # another process may end at the same time
+    with locked(asked.runs, ".pages", wait=True):  # another process may end at the same time
         _show(asked)
     if failed:
         raise RunError("\n".join([f"{len(failed)} of {len(todo)} runs could not go on:", *failed]))

@@ -98,14 +98,15 @@ def start(
     engine: str = "inprocess",
 ) -> dict[str, Any]:
     """Begin a run in a new folder and take it to its end."""
-    from fedp3 import driver, record
+    from fedp3 import driver
     from fedp3.experiment import assemble
+    from fedp3.locks import locked
 
     if (folder / "config.toml").exists():
         raise InputError(f"{folder} holds a run already; go on with it by: fedp3 resume {folder}")
     experiment = assemble(settings, data_dir)
     driver.begin(experiment, folder)
-    with record.locked(folder):
+    with locked(folder):
         make = partial(driver.make_engine, workers=workers, engine=engine, data_dir=data_dir)
         return _train(experiment, folder, make, None, tensorboard, name)
 
@@ -122,10 +123,11 @@ def go_on(
     """Take an existing run folder to its end."""
     from fedp3 import driver, record
     from fedp3.experiment import assemble
+    from fedp3.locks import locked
 
     if (folder / "result.json").exists():
         return record.read_json(folder / "result.json")
-    with record.locked(folder):
+    with locked(folder):
         checkpoint, broken = driver.pick_up(folder, settings.digest())
         for text in broken:
             show.say(text)

@@ -1,10 +1,8 @@
 """Attacks on the code that runs: `client.local_update` as a black box, on neighbouring data.
 
-Neighbours are made-up records with and without one canary of huge gradient; its place is otherwise held by a record
-that counts as none, so sizes and denominators are equal.  From an upload u the adversary knows s = (W - u) b / γ, which
-one step makes sum_j clip(g_j) + N(0, z² C²):
+From an upload u the adversary knows s = (W - u) b / γ, which one step makes sum_j clip(g_j) + N(0, z² C²):
     A  without noise, the canary moves s by C a step             E  the sampler tosses one coin per record and step
-    B  noise is N(0, z² C²) on every coordinate, fresh each time F  many subsampled steps cost no more than claimed
+    B  noise is N(0, z² C²) on every coordinate, and fresh       F  many subsampled steps cost no more than claimed
     C  the canary shifts the best projection of s by 1/z         G  the noise in uploads counts the steps of the ledger
     D  no test tells neighbours apart better than epsilon        H  one upload with many canaries: no guess is too good
 Limits are six standard errors or error rates of 1e-7: correct code fails once in a million audits.
@@ -12,28 +10,23 @@ Limits are six standard errors or error rates of 1e-7: correct code fails once i
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fedp3 import masks as M
-from fedp3.client import local_update
-from fedp3.data import Dataset
-from fedp3.layermap import layer_map
-from fedp3.plan import PlanRules, client_plans
 from fedp3.privacy import account
 from fedp3.privacy.bounds import binomial_tail, gaussian_lower
 from fedp3.privacy.ledger import Budget, Ledger
 from fedp3.privacy.mechanism import local_steps, private_batches
-from fedp3.prune import dispatch
-from fedp3.rng import Use, layers_draw_from, stream
-from fedp3.steps import Recipe, Shard
-from fedp3.types import ClientPlan, Local, Masks, Params, Private, Pruning, Task, Upload
+from fedp3.privacy.neighbours import CLASSES, INPUTS, RECORDS, Bench, drawing, flat, tiny
+from fedp3.rng import Use, stream
+from fedp3.types import Local, Private
 
 FAR = 6.0  # standard errors
-RECORDS, INPUTS = 24, 20
 DELTA = 1e-5
+NEVER = 1e-12  # a sample rate at which no record is drawn, so that an upload is noise alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,58 +45,6 @@ class Finding:
         return self.low <= self.measured <= self.high
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """A client on made-up records; the last place is the canary's."""
-
-    recipe: Recipe
-    plan: ClientPlan
-    weights: Params
-    masks: Masks
-    with_canary: Tensor
-    without: Tensor
-    serial: list[int] = field(default_factory=lambda: [0])  # every update is a round of its own
-
-    def update(self, private: Private, canary: bool, steps: int = 1) -> dict[str, Tensor]:
-        """One upload's s: W - u, in units in which a record's clipped gradient has norm C."""
-        self.serial[0] += 1
-        x = self.with_canary if canary else self.without
-        data = replace(self.recipe.data, x=x)
-        local = replace(self.recipe.local, steps=steps, epochs=0, momentum=0.0, weight_decay=0.0, augment=False)
-        recipe = replace(self.recipe, data=data, local=local, private=private, chain=())
-        task = Task(self.serial[0], self.plan, self.weights, self.masks)
-        u = local_update(recipe, Shard(torch.arange(len(x)), torch.arange(1)), task, None)[0].tensors
-        scale = private.rate * len(x) / local.lr
-        return {n: (self.weights[n] - u[n]) * scale for n in u}
-
-
-def flat(tensors: Params) -> Tensor:
-    return torch.cat([w.flatten().double() for w in tensors.values()])
-
-
-def tiny(others: str, upload: Upload = "none") -> Bench:
-    """20-16-8-4 with the last two layers uploaded and the first pruned; `upload` makes what it does visible."""
-    with layers_draw_from(0, Use.INIT):
-        net = nn.Sequential(nn.Linear(INPUTS, 16), nn.ReLU(), nn.Linear(16, 8), nn.ReLU(), nn.Linear(8, 4))
-    layers = layer_map(net)
-    W = {n: w.detach().clone() for n, w in net.state_dict().items()}
-    data = Dataset("made up", torch.zeros(RECORDS, INPUTS), torch.arange(RECORDS) % 4, 4)
-    recipe = Recipe(net, layers, data, Local(lr=1.0), Pruning(), W, 0)
-    rules = PlanRules("opu1", others="train" if others == "noise" else "freeze", upload=upload)
-    plan = next(p for p in client_plans(rules, layers, [0.5] * 2, 0, 0) if "2" in p.whole)
-    return bench(recipe, plan)
-
-
-def bench(recipe: Recipe, plan: ClientPlan, records: int = RECORDS) -> Bench:
-    """This net and plan over made-up records."""
-    x = torch.randn((records, *recipe.data.x.shape[1:]), generator=stream(0, Use.AUDIT, 0))
-    without = x.clone()
-    x[-1], without[-1] = 1e3, math.nan  # a saturating record, and one that counts as none
-    data = replace(recipe.data, x=x, y=torch.arange(records) % recipe.data.classes, mean=(), std=(), crop=0, flip=False)
-    ((weights, masks),) = dispatch(recipe.initial, [plan], recipe.layers, recipe.pruning, 0, recipe.seed)
-    return Bench(replace(recipe, data=data), plan, weights, masks, x, without)
-
-
 # --------------------------------------------------------------------------- A to D: one step
 
 
@@ -118,8 +59,9 @@ def drift(b: Bench, C: float) -> list[Finding]:
 
 
 def _moved(b: Bench, C: float, steps: int) -> float:
-    quiet = Private(C, 0.0, 1.0)
-    return float((flat(b.update(quiet, True, steps)) - flat(b.update(quiet, False, steps))).norm()) / C
+    quiet = Private(C, 0.0, 1.0, "seeded")  # crops and Dropout of the other records are the same in both
+    ins, outs = (flat(replace(b, serial=[0]).update(quiet, canary, steps)) for canary in (True, False))
+    return float((ins - outs).norm()) / C
 
 
 def _all_seen(b: Bench) -> bool:
@@ -127,9 +69,8 @@ def _all_seen(b: Bench) -> bool:
     return all(p.upload != "none" for p in b.plan.layers.values() if p.train)
 
 
-def noise(b: Bench, private: Private, runs: int) -> list[Finding]:
+def noise(b: Bench, loud: Private, runs: int) -> list[Finding]:
     """B."""
-    loud = replace(private, rate=1.0)
     rest = b.update(replace(loud, noise=0.0), False)
     draws = [b.update(loud, False) for _ in range(runs)]
     unit = loud.noise * loud.clip
@@ -148,6 +89,21 @@ def noise(b: Bench, private: Private, runs: int) -> list[Finding]:
         z = float((a * c).mean()) * math.sqrt(a.numel())
         found.append(Finding("B", f"correlation of the noise of neighbouring {what}", z, -FAR, FAR))
     return found
+
+
+def fresh(private: Private) -> list[Finding]:
+    """B: what records draw for themselves goes by their place in the batch, so it must be secret, never the same."""
+    if private.randomness != "os":
+        return []  # a simulation: its noise repeats as well
+    quiet, found = replace(private, noise=0.0, rate=1.0), []
+    for what, b in (("crops", drawing(crop=1)), ("Dropout", drawing(dropout=0.5))):
+        first, second = (flat(replace(b, serial=[0]).update(quiet, False)) for _ in range(2))
+        found.append(Finding("B", f"share of an upload that repeats, by {what}", _share_equal(first, second), 0, 0.5))
+    return found
+
+
+def _share_equal(a: Tensor, b: Tensor) -> float:
+    return float((a == b).double().mean())
 
 
 def _kolmogorov(x: Tensor) -> float:
@@ -240,7 +196,7 @@ def counted(b: Bench, budget: Budget, local: Local) -> list[Finding]:
     """G: with no record ever drawn an upload is noise alone, and its energy counts the steps behind it."""
     ledger, tasks = Ledger(budget), 12
     steps = local_steps(local, budget.private)
-    private = replace(budget.private, noise=1.0, rate=1e-12)
+    private = replace(budget.private, noise=1.0, rate=NEVER)
     energy, numbers = 0.0, 0
     for t in range(tasks):
         ledger.charge([0], t)
@@ -260,7 +216,7 @@ def one_run(private: Private, canaries: int = 128) -> list[Finding]:
     b, C = tiny("freeze"), private.clip
     rng = stream(0, Use.AUDIT, 1)
     x = 30 * torch.randn(canaries, INPUTS, generator=rng)
-    data = replace(b.recipe.data, x=x, y=torch.randint(4, (canaries,), generator=rng))
+    data = replace(b.recipe.data, x=x, y=torch.randint(CLASSES, (canaries,), generator=rng))
     inside = torch.rand(canaries, generator=rng) < 0.5
     b = replace(
         b, recipe=replace(b.recipe, data=data), with_canary=x, without=x.masked_fill(~inside[:, None], math.nan)
@@ -295,9 +251,10 @@ def audit(subject: Subject, parts: str = "ABCDEFGH", runs: int = 300) -> list[Fi
     """Run these parts; every finding must pass."""
     p, small = subject.budget.private, tiny(subject.others)
     loud = replace(p, noise=p.noise or 1.0)
+    all_seen = tiny(subject.others, "kept") if subject.others == "noise" else small
     work: Mapping[str, Callable[[], Sequence[Finding]]] = {
         "A": lambda: [*sensitivity(small, p.clip), *drift(small, p.clip)],
-        "B": lambda: noise(tiny(subject.others, "kept") if subject.others == "noise" else small, loud, 60),
+        "B": lambda: [*noise(all_seen, replace(loud, rate=1.0), 60), *fresh(p)],
         "C": lambda: game(small, p, runs),
         "E": lambda: sampler(p, subject.local),
         "F": lambda: composition(small, p, runs // 2),
@@ -306,6 +263,6 @@ def audit(subject: Subject, parts: str = "ABCDEFGH", runs: int = 300) -> list[Fi
     }
     found = [f for part in parts if part in work for f in work[part]()]
     if subject.own is not None:
-        at_home = [*sensitivity(subject.own, p.clip), *noise(subject.own, loud, 2)]
+        at_home = [*sensitivity(subject.own, p.clip), *noise(subject.own, replace(loud, rate=NEVER), 2)]
         found += [replace(f, what=f"{f.what}, in the run's own net") for f in at_home]
     return sorted((f for f in found if f.part in parts), key=lambda f: f.part)

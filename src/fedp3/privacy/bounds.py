@@ -53,12 +53,17 @@ def binomial_tail(k: int, n: int, p: float) -> float:
     return min(1.0, math.fsum(map(math.exp, log)))
 
 
+def _cdf(x: float) -> float:
+    """Φ, also far out to the left: `NormalDist.cdf` loses its digits there, and e^ε would bring the loss back."""
+    return 0.5 * math.erfc(-x / math.sqrt(2))
+
+
 def gaussian_epsilon(mu: float, delta: float) -> float:
     """The epsilon at delta of a Gaussian mechanism whose neighbours are mu deviations apart."""
 
     def reached(e: float) -> float:
-        far = _normal.cdf(-e / mu - mu / 2)
-        return _normal.cdf(-e / mu + mu / 2) - (math.exp(e) * far if far else 0.0)
+        far = _cdf(-e / mu - mu / 2)
+        return _cdf(-e / mu + mu / 2) - (math.exp(e) * far if far else 0.0)
 
     low, high = 0.0, mu * mu / 2 + mu * 10 + 10
     for _ in range(80):

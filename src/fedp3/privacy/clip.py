@@ -20,22 +20,35 @@ from fedp3.types import Params, Private
 
 AddTo = Callable[[Tensor, Tensor], object]  # (out, c) -> out += sum_j c_j g_j
 Pieces = dict[str, tuple[Tensor, AddTo]]  # tensor of a module -> its ||g_j||² (batch,), and its weighted sum
-SLACK = 1e-6  # on the norm, above the rounding of its float32 sum
+SLACK = 1e-6  # on a norm, above the rounding of its float32 sum
 
 
 def add_clipped(out: Params, net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params, private: Private) -> None:
     """Add the clipped gradients of these records to `out`; `masks` tells which coordinates of a tensor of W count."""
     if not len(x):
         return
-    pieces = (ghost_pieces(net, x, y, W) if private.ghost and not masks else None) or func_pieces(net, x, y, W, masks)
-    squares = torch.stack([s for s, _ in pieces.values()]).sum(0)  # (batch,)
-    finite = squares.isfinite()
-    if not bool(finite.all()):
-        add_clipped(out, net, x[finite], y[finite], W, masks, private)
-        return
-    c = (private.clip / (squares.sqrt() + SLACK)).clamp(max=1.0)
+    drawn = torch.random.get_rng_state()
+    pieces, squares = _pieces(net, x, y, W, masks, private)
+    counts = squares.isfinite()
+    if not bool(counts.all()):
+        if not bool(counts.any()):
+            return
+        # A sound record stands in their places and counts as none, so that Dropout gives the others what it gave them.
+        at = torch.arange(len(x), device=x.device).where(counts, counts.nonzero()[0])
+        torch.random.set_rng_state(drawn)
+        pieces, squares = _pieces(net, x[at], y[at], W, masks, private)
+        if not bool(squares.isfinite().all()):  # which of them break depends on what is drawn
+            add_clipped(out, net, x[counts], y[counts], W, masks, private)
+            return
+    c = (private.clip / (squares.sqrt() * (1 + SLACK) + SLACK)).clamp(max=1.0) * counts
     for n, (_, add) in pieces.items():
         add(out[n], c)
+
+
+def _pieces(net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params, private: Private) -> tuple[Pieces, Tensor]:
+    """By tensor, and the squared norm of each record's whole gradient (batch,)."""
+    pieces = (ghost_pieces(net, x, y, W) if private.ghost and not masks else None) or func_pieces(net, x, y, W, masks)
+    return pieces, torch.stack([s for s, _ in pieces.values()]).sum(0)
 
 
 # --------------------------------------------------------------------------- every gradient by itself
@@ -128,7 +141,7 @@ def _product(a: Tensor, delta: Tensor) -> Pieces:
     if T == 1:
         squares = a.square().sum((1, 2)) * delta.square().sum((1, 2))
     elif T * (inputs + outputs) < inputs * outputs:  # the Gram matrices are cheaper than the gradients
-        squares = (torch.bmm(a, a.transpose(1, 2)) * torch.bmm(delta, delta.transpose(1, 2))).sum((1, 2))
+        squares = _inner(a.double(), delta.double()).to(a.dtype)
     else:
         return {"weight": _materialised(torch.bmm(delta.transpose(1, 2), a)), "bias": _materialised(delta.sum(1))}
 
@@ -136,6 +149,16 @@ def _product(a: Tensor, delta: Tensor) -> Pieces:
         out.view(outputs, inputs).addmm_((delta * c[:, None, None]).flatten(0, 1).T, a.flatten(0, 1))
 
     return {"weight": (squares, add), "bias": _materialised(delta.sum(1))}
+
+
+def _inner(a: Tensor, delta: Tensor) -> Tensor:
+    """||sum_t δ_t' a_t||² of each record by its Gram matrices; an upper bound, however much of the sum cancels.
+
+    Whoever chooses the weights can make it cancel: then 32 bits would miss the norm, and its sum `add` misses it still.
+    """
+    gram = torch.bmm(a, a.transpose(1, 2)), torch.bmm(delta, delta.transpose(1, 2))
+    terms = (gram[0].diagonal(dim1=1, dim2=2) * gram[1].diagonal(dim1=1, dim2=2)).sqrt().sum(1)  # sum_t ||a_t|| ||δ_t||
+    return ((gram[0] * gram[1]).sum((1, 2)).clamp(min=0).sqrt() + SLACK * terms).square()
 
 
 def _group_norm(m: Any, a: Tensor, delta: Tensor) -> Pieces:

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from fedp3.errors import InputError, RunError
+from fedp3.locks import locked
 from fedp3.privacy import account
 from fedp3.types import Private
 
@@ -118,7 +119,9 @@ def append(folder: Path, charges: Iterable[Charge]) -> None:
     try:
         with path.open("a+b") as file:
             file.seek(0)
-            file.truncate(file.read().rfind(b"\n") + 1)  # a line that a crash cut short, before anything left
+            whole = file.read()
+            if not whole.endswith(b"\n"):  # a crash cut the last line short, before anything left
+                file.truncate(whole.rfind(b"\n") + 1)
             file.write(lines)
             file.flush()
             os.fsync(file.fileno())
@@ -162,13 +165,13 @@ def permit(
         return "this device trains under LDP only, and the run has none"
     if private.randomness != "os":
         return f"this device draws its own noise, and the run asks for {private.randomness} noise"
-    folder.mkdir(parents=True, exist_ok=True)
     new = Charge(client, t, steps, private.noise, private.rate, run)
-    mine = [c for c in read(folder) if c.client == client]
-    after = account.epsilon(composed([*mine, new]), policy.delta)
-    if after > policy.epsilon:
-        return f"epsilon would be {after:.2f} at delta {policy.delta:g}; this device allows {policy.epsilon:g}"
-    append(folder, [new])
+    with locked(folder, ".ledger", wait=True):  # a device may be asked twice at once, and nodes may share a folder
+        mine = [c for c in read(folder) if c.client == client]
+        after = account.epsilon(composed([*mine, new]), policy.delta)
+        if after > policy.epsilon:
+            return f"epsilon would be {after:.2f} at delta {policy.delta:g}; this device allows {policy.epsilon:g}"
+        append(folder, [new])
     return ""
 
 

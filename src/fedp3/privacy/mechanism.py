@@ -16,6 +16,7 @@ from fedp3.privacy.clip import add_clipped
 from fedp3.rng import Use, os_stream, stream
 from fedp3.types import Local, Params, Private
 
+PART = 1 << 16  # noise is added in parts of so many numbers, which stay in the cache
 # (net, x, y, trained tensors, masks that hold) -> (loss, gradient)
 Gradient = Callable[[nn.Module, Tensor, Tensor, Params, Params], tuple[float, list[Tensor]]]
 
@@ -38,12 +39,12 @@ def poisson(samples: int, rate: float, steps: int, rng: torch.Generator) -> Iter
 
 def private_batches(private: Private, local: Local, samples: int, *at: int) -> Iterator[Tensor]:
     """The records of every step of one task; `at` is (seed, round, client)."""
-    return poisson(samples, private.rate, local_steps(local, private), _generator(private, Use.BATCHES, at))
+    return poisson(samples, private.rate, local_steps(local, private), draws(private, Use.BATCHES, *at))
 
 
 def private_gradient(private: Private, local: Local, samples: int, *at: int) -> Gradient:
     """The gradient of one task's steps: clipped by record, summed, noised, divided by q m."""
-    rng = _generator(private, Use.NOISE, at)
+    rng = draws(private, Use.NOISE, *at)
     b = private.rate * samples  # public; the size of S is not
     sums: dict[str, Tensor] = {}  # kept from step to step: fresh memory costs as much as the noise that fills it
 
@@ -63,14 +64,27 @@ def private_gradient(private: Private, local: Local, samples: int, *at: int) -> 
 
 
 def fill_with_noise(out: Tensor, private: Private, rng: torch.Generator) -> None:
-    """N(0, z² C²) on every coordinate; z = 0 is no noise, also where C is infinite."""
+    """N(0, z² C²) on every coordinate; z = 0 is no noise, also where C is infinite.
+
+    Each is the sum of two draws: one 32-bit draw never leaves ±5.77 deviations, and what only a record could have put
+    beyond would give it away.  Two reach to 8.16, and their rounding is harder to read.
+    """
     if not private.noise:
         out.zero_()
         return
     here = out if out.device == rng.device else torch.empty(out.shape)
-    out.copy_(here.normal_(0, private.noise * private.clip, generator=rng))
+    share = private.noise * private.clip / math.sqrt(2)
+    here.normal_(0, share, generator=rng)
+    flat, more = here.view(-1), torch.empty(min(PART, here.numel()))
+    for k in range(0, len(flat), PART):
+        part = flat[k : k + PART]
+        part.add_(more[: len(part)].normal_(0, share, generator=rng))
+    out.copy_(here)
 
 
-def _generator(private: Private, use: Use, at: tuple[int, ...]) -> torch.Generator:
-    seed, *where = at
-    return pick(RANDOMNESS, private.randomness, "randomness")(seed, use, *where)
+def draws(private: Private | None, use: Use, seed: int, *at: int) -> torch.Generator:
+    """What a task draws from.  Under LDP that is secret for all that meets a record: batches, noise, crops, Dropout.
+
+    Draws known from a seed go to places in the batch, so that one record more would shift those of all after it.
+    """
+    return (stream if private is None else pick(RANDOMNESS, private.randomness, "randomness"))(seed, use, *at)

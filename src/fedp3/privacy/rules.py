@@ -23,7 +23,7 @@ from fedp3.types import ClientPlan, Local, Private
 WEAK = 10.0  # epsilon above which a guarantee says little
 UNACCOUNTED = (
     "the number of training records of each client, which also divides its gradients",
-    "scores on each client's own test records (G, D, P); training records are not in them",
+    "scores on each client's own test records (G, D, P); this run's training records are not in them",
     "which clients answered, late or not at all",
     "the mean and deviation that normalise inputs, where a data set brings them",
     "settings that were tuned on these data: learning rate, clip, rounds",
@@ -92,7 +92,7 @@ def _mixes(recipe: Recipe) -> str:
     recipe.net.train()
 
     def first_two(records: Tensor) -> Tensor:
-        with torch.no_grad(), layers_draw_from(recipe.seed, Use.LAYER, 0):
+        with torch.no_grad(), layers_draw_from(stream(recipe.seed, Use.LAYER, 0)):
             logits: Tensor = recipe.net(records)
         return logits[:2]
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from fedp3 import data, record
 from fedp3.config import Config
 from fedp3.errors import BusyError, InputError, RunError
+from fedp3.locks import locked
 from fedp3.lookup import pick
 from fedp3.reproduce import summary
 from fedp3.reproduce.cells import BENCHES, LR, PROTOCOLS, Bench, Cell, config_of
@@ -109,7 +110,7 @@ def _claimed(request: Request, job: Job, train: Train, name: str) -> summary.Sum
     """One run, unless another process is at it or has done it since the list was made."""
     folder = request.runs / request.protocol / job.cell.name / f"seed-{job.seed}"
     try:
-        with record.locked(folder, ".claim"):
+        with locked(folder, ".claim"):
             return None if _finished(request, job) else _run(request, job, folder, train, name)
     except BusyError:
         return None

@@ -21,6 +21,7 @@ from fedp3.config import Config
 from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.errors import ConfigError, InputError
 from fedp3.experiment import Experiment, assemble
+from fedp3.locks import locked
 from fedp3.report import write_report
 from fedp3.server import RoundRecord
 
@@ -80,7 +81,7 @@ def _in_folder(grid: Grid, wire: Wire, roster: Roster, experiment: Experiment, f
         folder.mkdir(parents=True, exist_ok=True)
         record.write_json(folder / "flower.json", {"run": wire.run})
         driver.begin(experiment, folder)
-    with record.locked(folder):
+    with locked(folder):
         checkpoint, broken = driver.pick_up(folder, experiment.config.digest())
         for text in broken:
             log(WARNING, text)

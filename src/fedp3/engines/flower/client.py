@@ -108,6 +108,7 @@ def _work(held: Held, carried: bool, asked: RecordDict, context: Context) -> Rec
         return _reply(held, task, state_of(frame_of(asked, STATE)) if STATE in asked else None, _carry)
     home = node.home_of(context.node_config, run_of(asked))
     node.admit(task, recipe, context.node_config, home)
+    task = node.as_scored(task, context.node_config)
     return _reply(held, task, node.load_state(home, task), lambda _, state: node.keep_state(home, state))
 
 

@@ -9,6 +9,7 @@ another run of the same config does not.
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from fedp3.client import Recipe
@@ -59,6 +60,14 @@ def admit(task: Task, recipe: Recipe, node: NodeConfig, home: Path) -> None:
         reason = permit(kept, client_of(node), task.t, recipe.private, steps, policy_of(node), run)
         if reason:
             raise RunError(reason)
+
+
+def as_scored(task: Task, node: NodeConfig) -> Task:
+    """The task, without scores on test records if the node's owner gives none away (no epsilon counts them)."""
+    scores = node.get("scores", True)
+    if not isinstance(scores, bool):
+        raise InputError(f"--node-config scores={scores!r} is not true or false")
+    return replace(task, evaluate=task.evaluate and scores)
 
 
 def policy_of(node: NodeConfig) -> Policy:
