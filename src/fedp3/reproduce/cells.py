@@ -127,7 +127,13 @@ PROTOCOLS: Mapping[str, Protocol] = {
     ),
 }  # fmt: skip
 # Chosen by `fedp3 reproduce lr`, which records its scores in experiments/lr.json; other benches wait for theirs.
-LR: Mapping[str, float] = {"mnist-mlp": 0.2, "fashion-mlp": 0.2, "fashion-cnn": 1.0, "cifar100-cnn": 0.5}
+LR: Mapping[str, float] = {
+    "mnist-mlp": 0.2,
+    "fashion-mlp": 0.2,
+    "fashion-cnn": 1.0,
+    "cifar100-cnn": 0.5,
+    "cifar10-resnet18": 0.5,
+}
 UNCHOSEN = 0.05
 
 
