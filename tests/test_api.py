@@ -1,6 +1,8 @@
 """`fedp3.run` keeps the promises of the command line."""
 
 import shutil
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -84,6 +86,73 @@ def test_wrong_settings_are_said_before_training(data):
             plan={"layers": "lowerb"},
             **(SETTINGS | {"partition": {"clients": 1, "kind": "iid"}, "run": {"rounds": 1, "clients_per_round": 1}}),
         )
+
+
+class Tuple(nn.Module):
+    """Answers with more than logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(6, 2)
+
+    def forward(self, x):
+        return self.lstm(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "why"),
+    [
+        (lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 2)), r"cannot take samples of shape \(6,\)"),
+        (
+            lambda: nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 1)),
+            r"shape \(2, 1\), want \(2, k\) with k >= 2",
+        ),
+        (Tuple, "answers with a tuple, want one tensor of logits"),
+    ],
+)
+def test_a_net_that_does_not_fit_the_data_is_refused_before_training(data, model, why):
+    with pytest.raises(InputError, match=why):
+        fedp3.run(model(), data, **SETTINGS)
+
+
+def test_labels_from_one_are_refused_by_what_the_net_can_say(data):
+    x, y = data
+    with pytest.raises(InputError, match="labels run from 0 to 2"):
+        fedp3.run(net(), (x, y + 1), **SETTINGS)
+
+
+def test_a_head_with_more_outputs_than_classes_is_trained_whole(data):
+    """Such a net is small enough to be stacked, where only the classes would be in the softmax."""
+    wide = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 5))
+    result = fedp3.run(wide, data, plan={"layers": "full"}, prune={"keep": 1.0}, **SETTINGS)
+    assert not result.experiment.recipe.chain
+    before = result.experiment.start.W["2.bias"]
+    assert bool((result.weights["2.bias"] != before).all()), "outputs without a class learn that they are wrong"
+
+
+def test_a_device_that_is_not_there_is_refused(data):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has one")
+    with pytest.raises(InputError, match="'cpu' always works"):
+        fedp3.run(net(), data, **(SETTINGS | {"run": {"rounds": 1, "clients_per_round": 2, "device": "cuda"}}))
+
+
+def test_fedcr_needs_a_net_with_a_code(data):
+    with pytest.raises(InputError, match="stochastic code"):
+        fedp3.run(net(), data, method="fedcr", **SETTINGS)
+
+
+def test_workers_without_a_main_guard_end_in_one_sentence(tmp_path):
+    script = tmp_path / "mine.py"
+    script.write_text(
+        "import fedp3, torch\n"
+        "net = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))\n"
+        "data = torch.randn(80, 6), torch.arange(80) % 2\n"
+        "fedp3.run(net, data, workers=2, partition={'kind': 'iid', 'clients': 4}, plan={'layers': 'full'},"
+        " run={'rounds': 1, 'clients_per_round': 2})\n"
+    )
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, timeout=120)
+    assert done.returncode != 0 and "no worker process could start" in done.stderr.splitlines()[-1]
 
 
 def test_a_frozen_parameter_is_refused_and_a_net_can_be_given_again(data):

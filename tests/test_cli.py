@@ -203,6 +203,18 @@ def test_sweep_and_compare(fedp3):
     assert code == 0 and "fedavg is not finished and counts as far as it came: seed 1 at round" in err
     assert "fedp3 is not" not in err
     assert fedp3("sweep", "my.toml", "--methods", "fedavg,nonsense", "--out", "e")[0] == 2
+    for seed in ("seed-0", "seed-1"):  # stopped before its first round
+        Path("d/fedavg", seed, "result.json").unlink(missing_ok=True)
+        Path("d/fedavg", seed, "events.jsonl").write_text("")
+    code, out, _ = fedp3("compare", "d/fedavg", "d/fedp3")
+    assert code == 0 and "(-)" in out
+
+
+def test_a_config_that_decides_otherwise_than_its_method_is_told(fedp3):
+    Path("my.toml").write_text('[plan]\nlayers = "opu2"\n[prune]\nkeep = 0.9\n')
+    out = re.sub(r"\s+", " ", fedp3("plan", "my.toml", "method=fedavg")[1])
+    assert 'otherwise than fedavg does: plan.layers="opu2" (fedavg: "full"), prune.keep=0.9 (fedavg: 1.0)' in out
+    assert "otherwise than" not in fedp3("plan", "my.toml", "method=heterofl", "plan.layers=prune-all")[1]
     assert not Path("e").exists()
 
 

@@ -234,7 +234,11 @@ def describe(experiment: Experiment) -> dict[str, Any]:
 
 def warned(experiment: Experiment) -> dict[str, str]:
     """What a reader of this run must know, by its id."""
-    return ldp.warnings(experiment.recipe, plans_for(experiment.problem, 0), experiment.problem.budget)
+    found = ldp.warnings(experiment.recipe, plans_for(experiment.problem, 0), experiment.problem.budget)
+    other = config.overruled(experiment.config)
+    if other:
+        found["M1"] = f"the config decides otherwise than {experiment.config.method} does: {', '.join(other)}"
+    return found
 
 
 def _planned(experiment: Experiment) -> dict[str, Any]:

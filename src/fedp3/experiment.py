@@ -14,7 +14,7 @@ from fedp3.aggregate import Aggregation
 from fedp3.client import Recipe, Shard
 from fedp3.config import Config
 from fedp3.cost import Work, flops, held_parameters, measure, peak_bytes, traffic_by_layer
-from fedp3.data import Dataset
+from fedp3.data import Dataset, batch
 from fedp3.errors import InputError
 from fedp3.layermap import layer_map
 from fedp3.models import PADS_TO, Spec, build, channels_last
@@ -23,6 +23,7 @@ from fedp3.partition import histogram, partition, read_partition, split
 from fedp3.plan import PlanRules, check_coverage, coverage, devices
 from fedp3.privacy import rules as ldp
 from fedp3.prune import SELECTORS, check_pruning
+from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.server import Problem, ServerState, plans_for
 from fedp3.types import ClientPlan, Compression, Layer, Local, Private, Pruning
 
@@ -46,7 +47,6 @@ class Experiment:
 
 def assemble(config: Config, data_dir: Path | None = None) -> Experiment:
     """The experiment a config describes."""
-    check_device(config.run.device)
     data = datasets.load(config.data.name, data_dir, PADS_TO[config.model.name])
     m = config.model
     spec = Spec(tuple(data.x.shape[1:]), data.classes, m.width, m.norm, m.stem, config.hooks.code)
@@ -63,6 +63,8 @@ def assemble_own(
 ) -> Experiment:
     """The same with a net and data of the user's own; W_0 is what the net holds, `shards` who has which samples."""
     seed, p = config.run.seed, config.prune
+    check_device(config.run.device)
+    _check_fit(net, data, seed)
     assert not isinstance(p.keep, str)  # files were read when the config was
     shards = _shards(config, data) if shards is None else shards
     mapped = layer_map(net, layers)
@@ -89,6 +91,27 @@ def assemble_own(
     extra = hooks.exchange.begin(mapped, data.classes) if hooks.exchange else {}
     experiment = Experiment(problem, recipe, shards, ServerState(0, initial, extra=extra), config)
     return _under_ldp(experiment) if config.privacy.enabled else experiment
+
+
+def _check_fit(net: nn.Module, data: Dataset, seed: int) -> None:
+    """Refuse a net that does not answer these samples with a number for every class, before all clients fail at it."""
+    x = batch(data, torch.arange(min(2, len(data.x))))
+    shape, training = tuple(x.shape[1:]), net.training
+    try:
+        with torch.no_grad(), layers_draw_from(stream(seed, Use.LAYER)):
+            logits = net.eval()(x)
+    except Exception as error:
+        text = str(error).strip().splitlines() or [""]
+        raise InputError(f"the model cannot take samples of shape {shape}: {type(error).__name__}: {text[0]}") from None
+    finally:
+        net.train(training)
+    if not isinstance(logits, torch.Tensor):
+        raise InputError(f"the model answers with a {type(logits).__name__}, want one tensor of logits")
+    if logits.dim() != 2 or len(logits) != len(x) or logits.shape[1] < data.classes:
+        raise InputError(
+            f"the model answers {len(x)} samples of shape {shape} with shape {tuple(logits.shape)}, want ({len(x)}, k) "
+            f"with k >= {data.classes} classes (labels run from 0 to {data.classes - 1})"
+        )
 
 
 def _refuse_frozen(net: nn.Module) -> None:

@@ -57,7 +57,9 @@ def choose(net: nn.Module, layers: LayerMap, data: Dataset, local: Local, prunin
     small = sum(math.prod(s) for s in layers.shapes.values()) <= SMALL
     if not small or draws or pruning.local != "fixed" or device != "cpu":
         return ()
-    return chain(net, flat=data.x.dim() == 2)
+    found = chain(net, flat=data.x.dim() == 2)
+    # Of a head with more outputs only as many as there are classes would be in the softmax.
+    return found if found and layers.shapes[found[-1][0]][0] == data.classes else ()
 
 
 def chain(net: nn.Module, flat: bool) -> Chain:

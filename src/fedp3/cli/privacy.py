@@ -103,7 +103,7 @@ def sigma(
 
 
 def audit(
-    path: Annotated[Path, typer.Argument(help="Config file with [privacy] enabled")],
+    path: Annotated[Path, typer.Argument(help="Config file of a run under LDP")],
     overrides: Overrides = None,
     data_dir: DataDir = None,
     json: AsJson = False,

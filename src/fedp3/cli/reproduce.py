@@ -91,7 +91,20 @@ def reproduce(
         return
     if name not in commands:
         raise InputError(f"unknown name {name!r} ({suggestion(name, commands)}); `fedp3 reproduce` lists them")
+    _check(asked)
     commands[name][0](asked)
+
+
+def _check(asked: Asked) -> None:
+    """All mistakes in options, before anything is written."""
+    from fedp3.reproduce.arithmetic import ARITHMETIC
+    from fedp3.reproduce.cells import BENCHES, PROTOCOLS
+
+    pick(PROTOCOLS, asked.protocol, "protocol")
+    for bench in asked.benches:
+        pick(BENCHES, bench, "bench")
+    if asked.overrides and asked.name in {*ARITHMETIC, "claims", "lr"}:
+        raise InputError(f"{asked.name} trains nothing that {asked.overrides[0]!r} could change")
 
 
 def _commands() -> Mapping[str, tuple[Callable[[Asked], None], str]]:

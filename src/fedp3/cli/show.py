@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
@@ -23,14 +24,14 @@ out = Console() if sys.stdout.isatty() else Console(width=WIDE)
 err = Console(stderr=True)
 
 
-def share(value: float | None) -> str:
-    """An accuracy for people."""
-    return "-" if value is None else f"{100 * value:.1f} %"
+def share(value: float | None, digits: int = 1) -> str:
+    """An accuracy, or another share, for people."""
+    return "-" if value is None else f"{100 * value:.{digits}f} %"
 
 
 def say(text: str) -> None:
     """A line about what is going on; never on standard output, where results are."""
-    err.print(text, highlight=False, soft_wrap=True)
+    err.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
 def tell(text: str) -> None:
@@ -44,7 +45,7 @@ def table(columns: Mapping[str, str], rows: Sequence[Sequence[str]], title: str 
     for name, side in columns.items():
         shown.add_column(name, justify=side, no_wrap=side == "right")  # type: ignore[arg-type]
     for row in rows:
-        shown.add_row(*row)
+        shown.add_row(*map(escape, row))  # a folder may be called runs/x[1]
     out.print(shown)
 
 

@@ -159,7 +159,7 @@ def _epsilon(r: Mapping[str, Any]) -> str:
 
 def _row(r: Mapping[str, Any]) -> list[str]:
     spread = {k: "" if r[f"{k}_std"] is None else f" ± {100 * r[f'{k}_std']:.1f}" for k in ("G", "D", "P")}
-    traffic = [f"{r[f'mb_{way}']:.1f} ({100 * r[f'share_{way}']:.0f} %)" for way in ("up", "down")]
+    traffic = [f"{r[f'mb_{way}']:.1f} ({show.share(r[f'share_{way}'], 0)})" for way in ("up", "down")]
     scores = [show.share(r[k]) + spread[k] for k in ("G", "D", "P")]
     name, seeds, seconds = str(r["run"]), str(r["seeds"]), f"{r['seconds']:.1f}"
     fleet = ["-" if r[k] is None else f"{r[k]:.3g}" for k in ("gflop", "fleet_seconds")]

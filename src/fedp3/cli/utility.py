@@ -83,6 +83,8 @@ def utility(
 
     columns, cells = pick(TABLES, table, "table")
     path = config_file or Path("experiments/ldp") / ("cnn.toml" if table == "cnn" else "mlp.toml")
+    if config_file is None and not path.exists():
+        raise InputError(f"{path} is part of the repository: call this in its root, or name a config with --config")
     settings = {c: config.load(path, c.overrides) for c in cells}  # all mistakes first
     if not all(s.privacy.enabled for s in settings.values()):
         raise InputError(f"{path} runs without LDP; set [privacy] enabled = true")

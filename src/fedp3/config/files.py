@@ -72,7 +72,8 @@ def _override(raw: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[st
         key, equals, value = text.partition("=")
         section, dot, name = key.strip().rpartition(".")
         if not equals or (not dot and name != "method"):
-            mistakes.append(f"override {text!r} is not of the form section.key=value (as in local.lr=0.05)")
+            hint = "method=NAME" if name.startswith("method") else "section.key=value (as in local.lr=0.05)"
+            mistakes.append(f"override {text!r} is not of the form {hint}")
             continue
         target = merged.setdefault(section, {}) if dot else merged
         if isinstance(target, dict):
@@ -148,7 +149,7 @@ def _contradictions(c: Config) -> list[str]:
     """Mistakes that no single key shows."""
     n, found = c.partition.clients, []
     if c.run.clients_per_round > n:
-        found.append(f"[run] clients_per_round: {c.run.clients_per_round} of {n} clients")
+        found.append(f"[run] clients_per_round: {c.run.clients_per_round} of {n} clients; set 1 to {n}, or 0 for all")
     asked = c.run.clients_per_round or n
     if c.run.quorum > asked:
         found.append(f"[run] quorum: {c.run.quorum} updates of {asked} participants can never come")
@@ -170,6 +171,19 @@ def _contradictions(c: Config) -> list[str]:
 
 def _around(c: Config) -> methods.Around:
     return methods.Around(c.plan.layers, c.plan.head, c.prune.local, c.prune.physical, c.local.momentum)
+
+
+def overruled(c: Config) -> list[str]:
+    """What this config sets otherwise than its method; capacities are the fleet's, unless the method prunes nothing."""
+    found = []
+    for section, keys in METHODS.get(c.method, {}).items():
+        here = getattr(c, section)
+        usual = type(here).model_validate(keys)
+        for k in keys:
+            mine, theirs = getattr(here, k), getattr(usual, k)
+            if mine != theirs and ((section, k) != ("prune", "keep") or theirs == 1.0):
+                found.append(f"{section}.{k}={_toml(mine)} ({c.method}: {_toml(theirs)})")
+    return found
 
 
 # --------------------------------------------------------------------------- writing

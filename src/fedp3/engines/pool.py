@@ -19,6 +19,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
+from functools import partial
+from multiprocessing.context import SpawnContext
+from multiprocessing.synchronize import Event
 from time import monotonic
 from typing import Any
 
@@ -37,6 +40,10 @@ _Waiting = deque[tuple[Sequence[Job], Parcel]]
 _Late = dict[Future[Parcel], float]  # at work when its round closed -> when that was
 LINE = 64  # bytes of a cache line, where every tensor begins
 AHEAD = 2  # tasks that wait at the workers, so that none of them does
+NO_START = (
+    "no worker process could start. They begin by importing your script again: put what it does under "
+    "`if __name__ == '__main__':`, or take workers=1"
+)
 _here: dict[str, Any] = {}  # what a worker process holds
 
 
@@ -46,7 +53,10 @@ def pool(
     """An engine over `workers` processes; `deadline` seconds after a round began, those still training are late."""
     kept = states or States()
     recipe = _shared(recipe)
-    executor = _start(recipe, shards, workers)
+    context = multiprocessing.get_context("spawn")  # fork would copy locks that other threads hold
+    started = context.Event()  # by the first worker that got as far as its first task
+    start = partial(_start, context, recipe, shards, workers, started)
+    executor = start()
     block = _new_block(0)
     spare: list[Tensor] = []  # blocks for answers
     late: _Late = {}
@@ -57,13 +67,17 @@ def pool(
             block = _new_block(size)
         return block
 
-    def execute(tasks: Sequence[Task]) -> Iterator[Reply]:
+    def again() -> None:
         nonlocal executor
+        _kill(executor)
+        executor = start()
+
+    def execute(tasks: Sequence[Task]) -> Iterator[Reply]:
         jobs = [Job(shards[task.plan.client], task, kept.start(task)) for task in tasks]
         unfinished = {job.task.plan.client: job for job in jobs}
         groups = together(recipe, jobs, workers)
         if any(monotonic() > since + deadline for f, since in late.items() if not f.done()):
-            executor = _again(executor, recipe, shards, workers)
+            again()
             late.clear()
 
         def take(some: Sequence[Job], answers: Sequence[Answer]) -> Iterator[Reply]:
@@ -78,13 +92,15 @@ def pool(
             for some, answers in _finished(executor, waiting, workers + AHEAD, spare, deadline, late):
                 yield from take(some, answers)
         except BrokenProcessPool:
-            executor = _again(executor, recipe, shards, workers)
+            if not started.is_set():
+                raise InputError(NO_START) from None
+            again()
             for job in list(unfinished.values()):
                 (parcel,) = lay([[(job.task, job.state)]], _new_block)
                 try:
                     answers = lift(executor.submit(_work, parcel, None).result())
                 except BrokenProcessPool:
-                    executor = _again(executor, recipe, shards, workers)
+                    again()
                     why = "its process died twice (out of memory, or killed)"
                     answers = [(Failure(job.task.plan.client, job.task.t, why), None)]
                 yield from take([job], answers)
@@ -92,7 +108,7 @@ def pool(
     def close() -> None:
         if not all(f.done() for f in late):  # nobody waits for its answer
             _kill(executor)
-        executor.shutdown(wait=True, cancel_futures=True)
+        executor.shutdown(cancel_futures=True)
 
     return Engine(execute, kept, close)
 
@@ -108,21 +124,23 @@ def _in_shared_memory(w: Tensor) -> Tensor:
     return shared
 
 
-def _start(recipe: Recipe, shards: Mapping[int, Shard], workers: int) -> ProcessPoolExecutor:
+def _start(
+    context: SpawnContext, recipe: Recipe, shards: Mapping[int, Shard], workers: int, started: Event
+) -> ProcessPoolExecutor:
     try:
         pickle.dumps(recipe.net)
     except Exception as error:
         raise InputError(f"workers > 1 need a net that can be pickled; this one cannot: {error}") from None
-    context = multiprocessing.get_context("spawn")  # fork would copy locks that other threads hold
-    return ProcessPoolExecutor(workers, context, _prepare, (recipe, shards))
+    return ProcessPoolExecutor(workers, context, _prepare, (recipe, shards, started))
 
 
-def _prepare(recipe: Recipe, shards: Mapping[int, Shard]) -> None:
+def _prepare(recipe: Recipe, shards: Mapping[int, Shard], started: Event) -> None:
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent decides what it means
     threading.Thread(target=_end_with_parent, daemon=True).start()
     own = copy.deepcopy(recipe.net)  # tensors arrive in shared memory, and a workbench must not be shared
     _here.update(recipe=replace(recipe, net=own), shards=shards, mapped=deque(maxlen=4 * AHEAD))
+    started.set()
 
 
 def _end_with_parent() -> None:
@@ -133,18 +151,11 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _again(
-    executor: ProcessPoolExecutor, recipe: Recipe, shards: Mapping[int, Shard], workers: int
-) -> ProcessPoolExecutor:
-    _kill(executor)
-    executor.shutdown(cancel_futures=True)
-    return _start(recipe, shards, workers)
-
-
 def _kill(executor: ProcessPoolExecutor) -> None:
     """End its processes at once, whatever they do (Python 3.14 has `kill_workers`)."""
     for process in list((executor._processes or {}).values()):
         process.kill()
+    executor.shutdown(cancel_futures=True)
 
 
 def _work(parcel: Parcel, spare: Tensor | None) -> Parcel:

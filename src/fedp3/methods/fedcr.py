@@ -19,13 +19,14 @@ from fedp3.hooks import Exchange, Given, Trained
 from fedp3.models import Code, gaussian
 from fedp3.types import LayerMap, Params
 
+NEEDS_CODE = "this method needs a net with a stochastic code before its head: one of fedp3's own models"
 FLOOR = 1e-8  # of sigma, where it is divided by or its logarithm is taken
 
 
 def _code_of(net: nn.Module) -> Code:
     code = getattr(net, "code", None)
     if not isinstance(code, Code):
-        raise InputError("this method needs a net with a stochastic code before its head: one of fedp3's own models")
+        raise InputError(NEEDS_CODE)
     return code
 
 
@@ -51,6 +52,8 @@ def divergence(m: Tensor, s: Tensor, mu: Tensor, sigma: Tensor) -> Tensor:
 
 
 def _begin(layers: LayerMap, classes: int) -> Params:
+    if "ffc.weight" not in layers.shapes:
+        raise InputError(NEEDS_CODE)
     z = layers.shapes["ffc.weight"][1]
     return {"mean": torch.zeros(classes, z), "std": torch.ones(classes, z)}
 

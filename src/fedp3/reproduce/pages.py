@@ -102,7 +102,9 @@ def claims_page(found: Found, protocol: str, docs: Path) -> Path:
         f"Protocol {protocol}: {PROTOCOLS[protocol].about}{_length(found)}, all participating. A claim is a difference "
         "of scores in points; it *holds* if the 95 % interval over seeds, paired, lies in the wanted range, *does not "
         "hold* if it lies outside, and is *not decided* between, or with fewer than three seeds. A claimed size counts "
-        "as reproduced from half of it to twice it. Intervals are of one claim each: of twenty, one errs by chance. "
+        "as reproduced from half of it to twice it. A claim about a lead that shrinks needs one: where there is none "
+        "it does not hold, however the difference moves. *Places* are data sets and splits that have those seeds, of "
+        "all that have any. Intervals are of one claim each: of twenty, one errs by chance. "
         f"What may lie behind the differences: [differences.md]({'' if protocol == 'desk' else '../'}differences.md).",
         f"Scores are means of the last {SCORED} evaluations of {kind}. The paper does not say which model it scored, "
         f"so the same difference stands beside it by {_other(kind)} (G: the server's model, P: a client's own after "
