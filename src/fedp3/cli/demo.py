@@ -39,7 +39,7 @@ def demo(
     for name in runs:
         shutil.rmtree(out / name, ignore_errors=True)
     show.say(
-        "20 clients, 5 of 10 digits each; a third of the devices hold 90 %, 70 % and 50 % of what they do not train"
+        "20 clients, 5 of 10 digits each; a third of the devices each hold 90, 70 or 50 % of what they do not train"
     )
     rows = [start(settings, out / name, workers, None, name=name) | {"name": name} for name, settings in runs.items()]
     page = write_report([out / "fedavg", out / "fedp3"], out / "report.html")

@@ -142,6 +142,7 @@ def compare(
     show.table(columns, lines)
     _guarantees(rows)
     show.tell("accuracies: mean over clients and seeds, ± deviation over seeds; MB: whole run, against dense FedAvg")
+    show.tell("at equal MB: read off the curves, P of each round's participants; -: too few evaluations")
     show.tell("GFLOP: per client; fleet s: the rounds on devices as capable as their keep (a model); seconds: here")
     show.tell("next: " + show.command("report", *_runs(folders), "--out", "compare.html"))
 

@@ -7,7 +7,7 @@ import csv
 import json
 import math
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -101,12 +101,28 @@ def _said(error: ValidationError) -> list[str]:
             prefix = f"[{path[0]}] " if len(path) > 1 else ""
             meant = SYNONYMS.get(path[-1], "")
             hint = f"did you mean {meant!r}?" if meant in fields else suggestion(path[-1], fields)
+            homes = [s for s, keys in _keys().items() if path[-1] in keys]
+            if len(path) == 1 and homes:
+                hint = f"it is a key of [{homes[0]}]"
             said[where] = f"{prefix}unknown {what} {path[-1]!r} ({hint})"
+        elif where in said:  # of several types that would do, none does
+            said[where] = f"{where}: got {e['input']!r}, want {_described(path)}"
         else:
-            text = e["msg"].removeprefix("Value error, ").replace("Input should be", "should be")
-            known = said.get(where, "")
-            said[where] = f"{known}, or {text}" if known else f"{where}: {text}, got {e['input']!r}"
+            wanted = f"should be {_described(path)}" if e["type"] == "string_pattern_mismatch" else e["msg"]
+            text = wanted.removeprefix("Value error, ").replace("Input should be", "should be")
+            said[where] = f"{where}: {text}, got {e['input']!r}"
     return list(said.values())
+
+
+def _described(path: Sequence[str]) -> str:
+    """What a key is, in its own words."""
+    return str(_section(path[0]).model_fields[path[1]].description)
+
+
+def _keys() -> dict[str, Collection[str]]:
+    """Section -> its keys."""
+    sections = {name: _section(name) for name in Config.model_fields}
+    return {name: s.model_fields for name, s in sections.items() if s is not Config}
 
 
 def _section(name: str) -> type[BaseModel]:
