@@ -417,8 +417,8 @@ def client(fleet: Fleet, W: Values, plan: ClientPlan, t: int, draw: Draw | None 
             values[n] = end[n] if whole else end[n] * P[n]
             if kind != "zeros" and not whole:
                 counts[n] = P[n]
-    uploaded = sum(p.upload != "none" for p in plan.layers.values())
-    return Sent(i, values, counts, uploaded, len(mine))
+    whole = sum(p.train and p.upload == "all" for p in plan.layers.values())  # L_i: what comes back pruned is not in it
+    return Sent(i, values, counts, whole or 1, len(mine))
 
 
 def federated_round(fleet: Fleet, W: Values, plans: Sequence[ClientPlan], t: int, rule: str) -> Values:

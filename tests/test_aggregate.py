@@ -61,8 +61,8 @@ class Round:
         out = []
         for c in self.who:
             counts = {n: self.counts(c, l, n) for l in c.plan.uploaded for n in self.layers.layers[l]}
-            uploaded = len(c.plan.uploaded)
-            out.append(ref.Sent(c.client, c.update.tensors, counts, uploaded, c.update.examples))
+            whole = sum(p.upload == "all" for p in c.plan.layers.values())  # L_i
+            out.append(ref.Sent(c.client, c.update.tensors, counts, whole or 1, c.update.examples))
         return out
 
 

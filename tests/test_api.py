@@ -1,5 +1,6 @@
 """`fedp3.run` keeps the promises of the command line."""
 
+import json
 import shutil
 import subprocess
 import sys
@@ -62,11 +63,52 @@ def test_calling_again_with_the_same_folder_goes_on_where_it_stopped(data, tmp_p
     def at_once(record):
         raise Stop
 
+    finished = fedp3.run(net(), data, out=tmp_path / "r", on_round=at_once, **SETTINGS)
+    assert finished.model_sha256 == whole.model_sha256 and finished.accuracy == again.accuracy, "read, not run"
     with pytest.raises(Stop):
         fedp3.run(net(), data, out=tmp_path / "s", on_round=at_once, **SETTINGS)
     shutil.rmtree(tmp_path / "s" / "checkpoint")  # as if it had been killed before the first one
     with pytest.raises(InputError, match="begun with other settings"):
         fedp3.run(net(), data, out=tmp_path / "s", **other)
+
+
+def test_a_folder_goes_on_only_with_the_data_and_the_net_it_began_with(data, tmp_path):
+    x, y = data
+    fedp3.run(net(), data, out=tmp_path / "r", **SETTINGS)
+    wider = nn.Sequential(nn.Linear(6, 9), nn.ReLU(), nn.Linear(9, 8), nn.ReLU(), nn.Linear(8, 2))
+    for model, samples, what in ((net(), (x, 1 - y), "data"), (net(), (x + 1, y), "data"), (wider, data, "net")):
+        with pytest.raises(InputError, match=f"begun with other {what}: a run goes on with what it began with"):
+            fedp3.run(model, samples, out=tmp_path / "r", **SETTINGS)
+    split = {str(i): list(range(20 * i, 20 * i + 20)) for i in range(4)}
+    place = tmp_path / "clients.json"
+    own = SETTINGS | {"partition": {"file": str(place), "clients": 4}}
+    place.write_text(json.dumps(split))
+    fedp3.run(net(), data, out=tmp_path / "s", **own)
+    place.write_text(json.dumps({k: split[str((int(k) + 1) % 4)] for k in split}))
+    with pytest.raises(InputError, match="begun with other clients"):
+        fedp3.run(net(), data, out=tmp_path / "s", **own)
+
+
+def test_asking_for_a_finished_private_run_again_costs_nothing(data, tmp_path):
+    private = SETTINGS | {"privacy": {"enabled": True, "epsilon": 8.0, "delta": 1e-3, "sample_rate": 0.3}}
+    private["plan"] = {"layers": "full"}
+    results = [fedp3.run(net(), data, out=tmp_path / "r", **private) for _ in range(2)]
+    assert results[0].outcome.result["epsilon_max"] == results[1].outcome.result["epsilon_max"]
+    assert results[0].model_sha256 == results[1].model_sha256
+
+
+def test_damaged_checkpoints_are_told(data, tmp_path):
+    fedp3.run(net(), data, out=tmp_path / "r", **SETTINGS)
+    for path in (tmp_path / "r" / "checkpoint").glob("*.safetensors"):
+        path.write_bytes(b"")
+    with pytest.warns(UserWarning, match="damaged|cannot|not"):
+        fedp3.run(net(), data, out=tmp_path / "r", **SETTINGS)
+
+
+def test_a_buffer_that_forward_does_not_use_does_not_stop_a_small_net(data):
+    mine = net()
+    mine.register_buffer("temperature", torch.ones(1))
+    assert fedp3.run(mine, data, **SETTINGS).outcome.result["rejected"] == 0
 
 
 def test_a_report_needs_a_folder(data, tmp_path):

@@ -133,3 +133,17 @@ def test_the_digest_tells_configs_apart():
     a, b = config.parse({}), config.parse({}, ["local.lr=0.06"])
     assert a.digest() != b.digest()
     assert a.digest() == config.parse({}).digest()
+
+
+@pytest.mark.parametrize(
+    ("overrides", "text"),
+    [
+        (["plan.others=personal", "plan.redraw=true"], "set redraw to false"),
+        (["upload.compress=topk", "plan.head=personal_uploaded"], "is never sent has none"),
+        (["method=fiarse", "upload.compress=topk"], "may keep nothing"),
+        (["method=fjord", "hooks.distil=true", "prune.hold=false"], "hold and physical"),
+    ],
+)
+def test_settings_that_would_do_something_else_than_they_say_are_refused(overrides, text):
+    with pytest.raises(ConfigError, match=text):
+        config.parse({}, overrides)

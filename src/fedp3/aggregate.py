@@ -66,8 +66,8 @@ def examples(c: Contribution) -> float:
 
 
 def weighted(c: Contribution) -> float:
-    """|L_i|, the head counted (Alg. 3, l. 5; A10)."""
-    return float(len(c.plan.uploaded))
+    """|L_i|, the head counted (Alg. 3, l. 5; A10); layers that come back pruned are not in L_i."""
+    return float(len(c.plan.whole) or 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +205,7 @@ def _compared(
 
 
 def _logit(c: Contribution, how: Aggregation, memory: Memory) -> float:
-    first = math.log(len(c.plan.uploaded)) if how.start == "weighted" else 0.0
+    first = math.log(weighted(c)) if how.start == "weighted" else 0.0
     return memory.logits.get(c.client, first)
 
 

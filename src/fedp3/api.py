@@ -1,5 +1,6 @@
 """`fedp3.run(model, data)`: a user's own net on a user's own tensors, with every promise of the command line."""
 
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -86,8 +87,13 @@ def run(
         driver.begin(experiment, folder)
     else:
         driver.reopen(folder, config)
+        driver.check_inputs(folder, experiment)
     with locked(folder):
-        checkpoint, _ = driver.pick_up(folder, config.digest())
+        checkpoint, broken = driver.pick_up(folder, config.digest())
+        for text in broken:
+            warnings.warn(text, stacklevel=2)
+        if checkpoint and (folder / "result.json").exists():  # finished: another final score would cost privacy again
+            return Result(experiment, Outcome(checkpoint.state, None, record.read_json(folder / "result.json")), folder)
         return _drive(experiment, folder, workers, on_round, checkpoint)
 
 

@@ -4,6 +4,7 @@ A round is recorded before it is checkpointed, and a resumed run cuts the record
 crash the two agree, and no round is lost or counted twice.
 """
 
+import hashlib
 import importlib.util
 import math
 import os
@@ -43,7 +44,7 @@ class Outcome:
     """A finished run: the model, its scores, and the numbers every output shows."""
 
     state: ServerState
-    final: Final
+    final: Final | None  # None where it was read from a finished folder
     result: Mapping[str, Any]
 
 
@@ -126,7 +127,8 @@ def drive(
     with writing as put:
         try:
             for new, done in run(experiment.problem, state, engine.execute, ledger):
-                due = new.t % every == 0 or new.t == experiment.problem.rounds
+                # Nodes keep what they have of the last round asked for, and not of one further back.
+                due = engine.away or new.t % every == 0 or new.t == experiment.problem.rounds
                 put(done, _checkpoint(new, engine) if due else None)
                 state, saved = new, new if due else saved  # not before: a checkpoint needs the event before it
                 records.append(record.as_event(done))
@@ -216,6 +218,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         {
             "config": experiment.config.model_dump(mode="json"),
             "digest": experiment.config.digest(),
+            "inputs": inputs(experiment),
             "layers": list(problem.layers.layers),
             "parameters": sum(w.numel() for w in experiment.recipe.net.parameters()),
             "clients": [asdict(c) for c in clients],
@@ -230,6 +233,37 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         }
         | ({} if problem.budget is None else {"privacy": _planned(experiment)})
     )
+
+
+def inputs(experiment: Experiment) -> dict[str, str]:
+    """Hashes of what a run is of besides its config.  W_0 is not among them: whoever goes on has a checkpoint."""
+    data, shards = experiment.recipe.data, sorted(experiment.shards.items())
+    shapes = repr(sorted(experiment.problem.layers.shapes.items())).encode()
+    cut = [w.numpy() for _, s in shards for w in (torch.tensor([len(s.train)]), s.train, s.test)]
+    return {
+        "net": _sha256(shapes),
+        "data": _sha256(data.x.contiguous().numpy(), data.y.numpy()),
+        "clients": _sha256(*cut),
+    }
+
+
+def _sha256(*parts: Any) -> str:
+    found = hashlib.sha256()
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def check_inputs(folder: Path, experiment: Experiment) -> None:
+    """Refuse to go on with a run over other data, another split or a net of other layers than it began with."""
+    then = record.read_json(folder / "run.json").get("inputs", {})
+    now = inputs(experiment)
+    other = [what for what, found in now.items() if then.get(what, found) != found]
+    if other:
+        raise InputError(
+            f"{folder} was begun with other {' and '.join(other)}: a run goes on with what it began with; "
+            "choose another folder"
+        )
 
 
 def warned(experiment: Experiment) -> dict[str, str]:

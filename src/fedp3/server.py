@@ -17,7 +17,7 @@ from fedp3.compress import unpack
 from fedp3.cost import Traffic, traffic
 from fedp3.errors import RunError
 from fedp3.evaluate import Accuracy, accuracy, dispatched_tasks, global_tasks
-from fedp3.gate import Brought, Verdict, sift
+from fedp3.gate import NOT_FINITE, Brought, Verdict, sift
 from fedp3.hooks import NONE, Hooks
 from fedp3.plan import PlanRules, client_plans
 from fedp3.privacy.ledger import Budget, Ledger
@@ -243,9 +243,12 @@ def _advance(
     def counted() -> Iterator[Contribution]:
         for c in sift(replies, tasks, problem.layers, problem.examples, rejected, late, brought):
             u = c.update
+            whole = unpack(u.tensors, u.extra, asked[c.client], problem.layers, stale, compression)
+            if whole is not u.tensors and not _finite(whole):  # of whole numbers and a scale both can be finite
+                rejected[c.client] = f"what its compressed upload stands for {NOT_FINITE[0]}"
+                continue
             told = ClientUpdate(u.client, u.t, {}, u.examples, u.metrics, {n: u.extra[n] for n in state.extra})
             accepted.append(Contribution(told, c.plan, c.masks))
-            whole = unpack(u.tensors, u.extra, asked[c.client], problem.layers, stale, compression)
             yield c if whole is u.tensors else replace(c, update=replace(u, tensors=whole))
 
     W, memory = aggregate(state.W, counted(), problem.layers, stale, how, state.memory, problem.seed)
@@ -255,8 +258,13 @@ def _advance(
     seen = {**state.seen, **{c.client: state.t for c in accepted}}
     extra, exchange = state.extra, problem.hooks.exchange
     if exchange is not None:
-        extra = exchange.combine(extra, [c.update.extra for c in accepted], len(problem.keep))
+        combined = exchange.combine(extra, [c.update.extra for c in accepted], len(problem.keep))
+        extra = combined if _finite(combined) else extra  # sums of finite numbers can be infinite
     return ServerState(state.t + 1, W, memory, seen, 0, extra), verdict
+
+
+def _finite(tensors: Params) -> bool:
+    return all(bool(w.isfinite().all()) for w in tensors.values())
 
 
 def _record(problem: Problem, t: int, tasks: Sequence[Task], verdict: Verdict, new: ServerState) -> RoundRecord:

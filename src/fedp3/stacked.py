@@ -58,8 +58,9 @@ def choose(net: nn.Module, layers: LayerMap, data: Dataset, local: Local, prunin
     if not small or draws or pruning.local != "fixed" or device != "cpu":
         return ()
     found = chain(net, flat=data.x.dim() == 2)
+    everything = {n for pair in found for n in pair if n} == layers.shapes.keys()  # no buffer that only `forward` knows
     # Of a head with more outputs only as many as there are classes would be in the softmax.
-    return found if found and layers.shapes[found[-1][0]][0] == data.classes else ()
+    return found if everything and layers.shapes[found[-1][0]][0] == data.classes else ()
 
 
 def chain(net: nn.Module, flat: bool) -> Chain:

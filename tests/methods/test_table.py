@@ -169,6 +169,13 @@ def test_compressed_uploads_pass_the_gate_or_the_client_is_refused() -> None:
     e = experiment("fedavg-int8")
     whole = {n: w.float() for n, w in trained(e, 1)[0].W.items()}
     assert "want int8" in hurt(e, lambda u: replace(u, tensors=whole))[1]
+
+    def huge(u: ClientUpdate) -> ClientUpdate:
+        """Whole numbers and scales, each finite, that stand for infinity."""
+        loud = {n: torch.full_like(w, 127) if w.dtype == torch.int8 else w for n, w in u.tensors.items()}
+        return replace(u, tensors=loud, extra={n: torch.full_like(s, 3e38) for n, s in u.extra.items()})
+
+    assert "stands for holds NaN or infinity" in hurt(e, huge)[1]
     assert (
         "extra 'scale/fc1.bias' is negative"
         in hurt(e, lambda u: replace(u, extra={**u.extra, "scale/fc1.bias": torch.tensor(-1.0)}))[1]

@@ -133,8 +133,10 @@ def go_on(
             show.say(text)
         done = checkpoint.state.t if checkpoint else 0
         show.say(f"going on after round {done} of {settings.run.rounds}")
+        experiment = assemble(settings, data_dir)
+        driver.check_inputs(folder, experiment)
         make = partial(driver.make_engine, workers=workers, engine=engine, data_dir=data_dir)
-        return _train(assemble(settings, data_dir), folder, make, checkpoint, tensorboard, name)
+        return _train(experiment, folder, make, checkpoint, tensorboard, name)
 
 
 def start_seeds(

@@ -177,6 +177,18 @@ def _contradictions(c: Config) -> list[str]:
         found.append(f"[plan] layers: {c.plan.layers!r} is made for model resnet18, not {c.model.name}")
     if c.plan.layers == "prune-all" and c.prune.upload == "none":
         found.append("[plan] layers: 'prune-all' uploads pruned layers; set [prune] upload to 'kept' or 'zeros'")
+    if c.plan.others == "personal" and c.plan.redraw:
+        found.append(
+            "[plan] others: layers that stay with a client need one set of them for the run; set redraw to false"
+        )
+    if c.upload.compress == "topk" and c.plan.head == "personal_uploaded":
+        found.append(
+            "[upload] compress: 'topk' sends changes, and a head that is never sent has none; take 'fp16' or 'int8'"
+        )
+    if c.upload.compress == "topk" and c.prune.selector == "magnitude_all":
+        found.append(
+            "[upload] compress: 'topk' takes a share of every tensor, of which 'magnitude_all' may keep nothing"
+        )
     if c.privacy.enabled and c.plan.others == "train" and c.privacy.others == "freeze":
         found.append(
             "[plan] others: layers outside L_i that train without noise show in the next step's upload, which breaks "
@@ -186,7 +198,9 @@ def _contradictions(c: Config) -> list[str]:
 
 
 def _around(c: Config) -> methods.Around:
-    return methods.Around(c.plan.layers, c.plan.head, c.prune.local, c.prune.physical, c.local.momentum)
+    return methods.Around(
+        c.plan.layers, c.plan.head, c.prune.local, c.prune.physical and c.prune.hold, c.local.momentum
+    )
 
 
 def overruled(c: Config) -> list[str]:

@@ -95,8 +95,8 @@ class PruneSection(Section):
 
     keep: Share | tuple[Share, ...] | dict[Share, Share] | str = Field(
         0.9,
-        description="share kept, in (0, 1]: a number, a list of device classes, a table {'0.125' = 0.2, '1.0' = 0.8} of classes "
-        "and their shares of the fleet, or a CSV file with columns client,keep",
+        description="share kept, in (0, 1]: a number, a list of device classes, a table {'0.125' = 0.2, '1.0' = 0.8} "
+        "of classes and their shares of the fleet, or a CSV file with columns client,keep",
     )
     selector: Annotated[str, _known(prune.SELECTORS, "selector")] = Field(
         "magnitude", description="magnitude, random, neuron, neuron_norm, ordered, rolling, magnitude_all or dealt"

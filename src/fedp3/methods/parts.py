@@ -89,7 +89,7 @@ def clashes(p: Parts, at: Around) -> list[str]:
         "[hooks] loss: 'code' needs the class Gaussians; set [hooks] exchange to 'gaussians'": (
             p.loss == "code" and p.exchange != "gaussians"
         ),
-        "[hooks] distil: widths that learn from each other need [prune] local='ordered_dropout' and physical=true": (
+        "[hooks] distil: widths that learn from each other need [prune] local='ordered_dropout', hold and physical": (
             p.distil and not (at.local.startswith("ordered") and at.physical)
         ),
         "[hooks] distil: the drawn width learns from the whole one by cross-entropy; leave [hooks] loss alone": (

@@ -22,8 +22,9 @@ from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.errors import ConfigError, InputError
 from fedp3.experiment import Experiment, assemble
 from fedp3.locks import locked
+from fedp3.prune import check_pruning
 from fedp3.report import write_report
-from fedp3.server import RoundRecord
+from fedp3.server import RoundRecord, plans_for
 
 PACKAGE = "fedp3_app"
 
@@ -101,7 +102,9 @@ def as_registered(experiment: Experiment, roster: Roster) -> Experiment:
     said = {i: roster.met[n] for i, n in roster.nodes.items()}
     keep = [min(share, said[i].capacity) if i in said else share for i, share in enumerate(problem.keep)]
     examples = {i: m or (said[i].examples if i in said else 0) for i, m in problem.examples.items()}
-    return replace(experiment, problem=replace(problem, keep=tuple(keep), examples=examples))
+    fitted = replace(problem, keep=tuple(keep), examples=examples)
+    check_pruning(fitted.pruning, fitted.layers, plans_for(fitted, 0))  # these may hold less than was planned for
+    return replace(experiment, problem=fitted)
 
 
 def _name(folder: Path) -> str:

@@ -140,11 +140,12 @@ def _arrays(state: ServerState) -> ArrayRecord:
 
 def _from(experiment: Experiment, arrays: ArrayRecord) -> Experiment:
     """The experiment with another W_0."""
-    W = {n: torch.from_numpy(arrays[n].numpy().copy()) for n in experiment.problem.layers.shapes if n in arrays}
+    names = [n for n in experiment.problem.layers.shapes if n in arrays]
+    W = {n: torch.from_numpy(arrays[n].numpy().copy()).float() for n in names}
     wrong = [n for n, shape in experiment.problem.layers.shapes.items() if n not in W or W[n].shape != shape]
     if wrong:
         raise InputError(f"initial_arrays do not fit the net: {wrong[0]!r} is missing or has another shape")
-    return replace(experiment, start=ServerState(0, W))
+    return replace(experiment, start=replace(experiment.start, W=W))
 
 
 def _result(outcome: Outcome, folder: Path | None, rounds: int) -> Result:
