@@ -22,7 +22,7 @@ LEVELS = (
     "record tensorboard methods theory privacy",
     "config",
     "experiment",
-    "engines report scribe",
+    "engines report scribe inputs",
     "driver",
     "api tune",
     "reproduce engines.flower.app engines.flower.strategy",

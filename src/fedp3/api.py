@@ -11,7 +11,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fedp3 import config as configs
 from fedp3 import data as datasets
-from fedp3 import driver, record
+from fedp3 import driver, inputs, record
 from fedp3.data import Dataset
 from fedp3.driver import OnRound, Outcome
 from fedp3.experiment import Experiment, assemble_own
@@ -87,7 +87,7 @@ def run(
         driver.begin(experiment, folder)
     else:
         driver.reopen(folder, config)
-        driver.check_inputs(folder, experiment)
+        inputs.check(folder, experiment)
     with locked(folder):
         checkpoint, broken = driver.pick_up(folder, config.digest())
         for text in broken:

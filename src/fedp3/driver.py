@@ -4,7 +4,6 @@ A round is recorded before it is checkpointed, and a resumed run cuts the record
 crash the two agree, and no round is lost or counted twice.
 """
 
-import hashlib
 import importlib.util
 import math
 import os
@@ -20,7 +19,7 @@ from typing import Any
 import numpy
 import torch
 
-from fedp3 import __version__, config, record
+from fedp3 import __version__, config, inputs, record
 from fedp3.config import Config
 from fedp3.cost import flops, measure, reductions, traffic
 from fedp3.engines.inprocess import Engine, States, sequential
@@ -218,7 +217,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         {
             "config": experiment.config.model_dump(mode="json"),
             "digest": experiment.config.digest(),
-            "inputs": inputs(experiment),
+            "inputs": inputs.hashes(experiment),
             "layers": list(problem.layers.layers),
             "parameters": sum(w.numel() for w in experiment.recipe.net.parameters()),
             "clients": [asdict(c) for c in clients],
@@ -233,37 +232,6 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         }
         | ({} if problem.budget is None else {"privacy": _planned(experiment)})
     )
-
-
-def inputs(experiment: Experiment) -> dict[str, str]:
-    """Hashes of what a run is of besides its config.  W_0 is not among them: whoever goes on has a checkpoint."""
-    data, shards = experiment.recipe.data, sorted(experiment.shards.items())
-    shapes = repr(sorted(experiment.problem.layers.shapes.items())).encode()
-    cut = [w.numpy() for _, s in shards for w in (torch.tensor([len(s.train)]), s.train, s.test)]
-    return {
-        "net": _sha256(shapes),
-        "data": _sha256(data.x.contiguous().numpy(), data.y.numpy()),
-        "clients": _sha256(*cut),
-    }
-
-
-def _sha256(*parts: Any) -> str:
-    found = hashlib.sha256()
-    for part in parts:
-        found.update(part)
-    return found.hexdigest()
-
-
-def check_inputs(folder: Path, experiment: Experiment) -> None:
-    """Refuse to go on with a run over other data, another split or a net of other layers than it began with."""
-    then = record.read_json(folder / "run.json").get("inputs", {})
-    now = inputs(experiment)
-    other = [what for what, found in now.items() if then.get(what, found) != found]
-    if other:
-        raise InputError(
-            f"{folder} was begun with other {' and '.join(other)}: a run goes on with what it began with; "
-            "choose another folder"
-        )
 
 
 def warned(experiment: Experiment) -> dict[str, str]:

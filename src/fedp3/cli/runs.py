@@ -121,7 +121,7 @@ def go_on(
     engine: str = "inprocess",
 ) -> dict[str, Any]:
     """Take an existing run folder to its end."""
-    from fedp3 import driver, record
+    from fedp3 import driver, inputs, record
     from fedp3.experiment import assemble
     from fedp3.locks import locked
 
@@ -134,7 +134,7 @@ def go_on(
         done = checkpoint.state.t if checkpoint else 0
         show.say(f"going on after round {done} of {settings.run.rounds}")
         experiment = assemble(settings, data_dir)
-        driver.check_inputs(folder, experiment)
+        inputs.check(folder, experiment)
         make = partial(driver.make_engine, workers=workers, engine=engine, data_dir=data_dir)
         return _train(experiment, folder, make, checkpoint, tensorboard, name)
 
