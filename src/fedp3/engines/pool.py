@@ -54,7 +54,7 @@ def pool(
     kept = states or States()
     recipe = _shared(recipe)
     context = multiprocessing.get_context("spawn")  # fork would copy locks that other threads hold
-    started = context.Event()  # by the first worker that got as far as its first task
+    started = context.Event()  # set by every worker that is ready for its first task
     start = partial(_start, context, recipe, shards, workers, started)
     executor = start()
     block = _new_block(0)

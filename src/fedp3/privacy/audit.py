@@ -98,12 +98,9 @@ def fresh(private: Private) -> list[Finding]:
     quiet, found = replace(private, noise=0.0, rate=1.0), []
     for what, b in (("crops", drawing(crop=1)), ("Dropout", drawing(dropout=0.5))):
         first, second = (flat(replace(b, serial=[0]).update(quiet, False)) for _ in range(2))
-        found.append(Finding("B", f"share of an upload that repeats, by {what}", _share_equal(first, second), 0, 0.5))
+        repeated = float((first == second).double().mean())
+        found.append(Finding("B", f"share of an upload that repeats, by {what}", repeated, 0, 0.5))
     return found
-
-
-def _share_equal(a: Tensor, b: Tensor) -> float:
-    return float((a == b).double().mean())
 
 
 def _kolmogorov(x: Tensor) -> float:
