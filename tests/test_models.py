@@ -188,7 +188,7 @@ def test_a_model_that_cannot_be_built_is_refused_with_the_reason(name: str, spec
 
 
 def last(w: torch.Tensor) -> bool:
-    return w.is_contiguous(memory_format=torch.channels_last) and not w.is_contiguous()
+    return w.stride() == torch.empty(w.shape, memory_format=torch.channels_last).stride()
 
 
 def test_channels_last_computes_the_same_up_to_rounding() -> None:
@@ -221,6 +221,25 @@ def test_cut_nets_keep_the_layout_and_uploads_lie_as_their_shape_says() -> None:
 
     state, _ = run_round(e.problem, e.start, watched)
     counts = {"conv1": 3, "conv2": 3}
-    assert last(submodel.small_net(e.recipe.net, e.recipe.layers, counts).conv2.weight)
+    small = submodel.small_net(e.recipe.net, e.recipe.layers, counts)
+    assert last(small.conv1.weight) and last(small.conv2.weight)  # conv1 sees one channel: it counts as either layout
     sent = [w for r in replies for w in r.tensors.values()]
     assert sent and all(w.is_contiguous() for w in [*sent, *state.W.values()])
+
+
+def test_a_cut_of_a_net_that_stays_as_it_is_stays_so_too() -> None:
+    net = build("resnet18", Spec((1, 32, 32), 10, 0.25), 0)
+    layers = layer_map(net)
+    small = submodel.small_net(net, layers, {g: u.units // 2 for g, u in layers.groups.items() if not u.fixed})
+    assert not any(last(w) for w in small.parameters() if w.dim() == 4)
+
+
+def test_a_step_under_a_mask_computes_in_the_layout_of_the_net() -> None:
+    settings = ["prune.local=uniform", "plan.layers=prune-all", "prune.upload=kept", "local.steps=2"]
+    c = config.parse({}, [*settings, "partition.clients=2", "partition.kind=iid", "run.clients_per_round=0"])
+    data = from_tensors(torch.randn(40, 1, 32, 32), torch.arange(40) % 10, classes=10)
+    e = assemble_own(c, build("cnn", Spec((1, 32, 32), 10, 0.1), 0), data)
+    seen = []
+    e.recipe.net.conv1.register_forward_hook(lambda m, x, y: seen.append(last(m.weight) and last(y)))
+    run_round(e.problem, e.start, sequential(e.recipe, e.shards).execute)
+    assert len(seen) > 2 and all(seen)

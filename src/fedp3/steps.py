@@ -282,7 +282,7 @@ def _laid_on(recipe: Recipe, tensors: Mapping[str, Tensor], step: Masks) -> Iter
     whole = {n: tensors[n].data for n in on}
     statistics = {n: w.clone() for n, w in whole.items() if n in recipe.layers.buffers}
     for n in whole.keys() - statistics.keys():
-        tensors[n].data = whole[n] * on[n].to(whole[n].dtype)
+        tensors[n].data = whole[n].clone().mul_(on[n].to(whole[n].dtype))  # a product would lose channels-last
     try:
         yield
     finally:

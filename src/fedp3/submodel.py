@@ -81,7 +81,7 @@ def shrink_net(net: nn.Module, layers: LayerMap, counts: Mapping[Group, int]) ->
             for name, w in own.items():
                 shape = shapes.get(f"{path}.{name}" if path else name)
                 if w is not None and shape is not None and tuple(w.shape) != shape:
-                    own[name] = tensors(torch.zeros(shape, device=w.device).contiguous(memory_format=_format(w)))
+                    own[name] = tensors(torch.empty(shape, device=w.device, memory_format=_format(w)).zero_())
                     changed = True
         if changed:
             SIZES[type(module)](module)
@@ -89,8 +89,11 @@ def shrink_net(net: nn.Module, layers: LayerMap, counts: Mapping[Group, int]) ->
 
 
 def _format(w: Tensor) -> torch.memory_format:
-    last = w.dim() == 4 and w.is_contiguous(memory_format=torch.channels_last)
-    return torch.channels_last if last else torch.contiguous_format
+    """By the strides: a kernel of one channel or of 1x1 counts as contiguous in either format."""
+    if w.dim() != 4:
+        return torch.contiguous_format
+    last = torch.empty(w.shape, device="meta", memory_format=torch.channels_last)
+    return torch.channels_last if w.stride() == last.stride() else torch.contiguous_format
 
 
 _nets: "WeakKeyDictionary[nn.Module, OrderedDict[tuple[tuple[Group, int], ...], nn.Module]]" = WeakKeyDictionary()

@@ -131,6 +131,7 @@ LR: Mapping[str, float] = {
     "mnist-mlp": 0.2,
     "fashion-mlp": 0.2,
     "fashion-cnn": 1.0,
+    "cifar10-cnn": 0.5,
     "cifar100-cnn": 0.5,
     "cifar10-resnet18": 0.5,
 }
