@@ -80,6 +80,25 @@ def test_scans_can_be_left_out():
     assert queue(*asked, scans=False) == [job for job in queue(*asked) if not job[0].variant.scan]
 
 
+def test_single_cells_can_be_named_by_pattern():
+    asked = queue(list(TARGETS.values()), "desk", ["fashion-mlp"], 1, names=["*/classes/lowerb-*", "*/opu2-ldp-8"])
+    assert {c.name.partition("/")[2] for c, _ in asked} == {
+        "classes/lowerb-frozen", "classes/lowerb-redrawn", "classes/lowerb-keep-1.0",
+        "classes/opu2-ldp-8", "dirichlet/opu2-ldp-8",
+    }  # fmt: skip
+
+
+def test_a_bench_that_takes_anothers_rate_has_its_data_and_kind_of_net():
+    for bench in BENCHES.values():
+        of = BENCHES[bench.rate]
+        assert all(
+            bench.settings[key] == of.settings[key]
+            for key in ("data.name", "model.name", "local.clip_norm")
+            if key in of.settings
+        )
+        assert not of.tuned_on
+
+
 def test_the_released_code_at_the_desks_size_differs_from_the_desk_in_head_and_masks_only():
     cell = CELLS["desk"]["cifar100-cnn/classes/opu2"]
     desk, released = (settings_of(cell, p, 0) for p in ("desk", "released-desk"))

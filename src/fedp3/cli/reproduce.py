@@ -32,6 +32,7 @@ class Asked:
     seeds: int
     scans: bool
     benches: Sequence[str]
+    names: Sequence[str]
     data_dir: Path | None
     out: Path
     runs: Path
@@ -69,6 +70,9 @@ def reproduce(
     seeds: Annotated[int, typer.Option("--seeds", min=0, help="Seeds of every cell; 0: as planned")] = 0,
     scans: Annotated[bool, typer.Option("--scans/--no-scans", help="Also runs that tell readings apart")] = True,
     bench: Annotated[list[str] | None, typer.Option("--bench", help="Only on this data set and net; repeat")] = None,
+    cell: Annotated[
+        list[str] | None, typer.Option("--cell", help="Only runs of this name, as in 'fashion-mlp/*/lowerb*'")
+    ] = None,
     data_dir: DataDir = None,
     out: Annotated[Path, typer.Option("--out", help="Where experiments/ and docs/reproduce/ lie")] = Path(),
     runs: Annotated[Path | None, typer.Option("--runs", help="Run folders; else OUT/runs/reproduce")] = None,
@@ -82,8 +86,9 @@ def reproduce(
     """
     folder = runs or out / "runs" / "reproduce"
     asked = Asked(
-        name, overrides or [], protocol, rounds, seeds, scans, bench or [], data_dir, out, folder, source, workers, json
-    )
+        name, overrides or [], protocol, rounds, seeds, scans, bench or [], cell or [],
+        data_dir, out, folder, source, workers, json,
+    )  # fmt: skip
     commands = _commands()
     if not name:
         for each, (_, about) in commands.items():
@@ -104,7 +109,8 @@ def _check(asked: Asked) -> None:
     for bench in asked.benches:
         pick(BENCHES, bench, "bench")
     if asked.overrides and asked.name in {*ARITHMETIC, "claims", "lr"}:
-        raise InputError(f"{asked.name} trains nothing that {asked.overrides[0]!r} could change")
+        why = "tries rates under each bench's own settings" if asked.name == "lr" else "trains nothing"
+        raise InputError(f"{asked.name} {why}: {asked.overrides[0]!r} cannot change it")
 
 
 def _commands() -> Mapping[str, tuple[Callable[[Asked], None], str]]:
@@ -157,7 +163,7 @@ def _train(asked: Asked) -> None:
     _take_from(asked)
     request = runner.Request(
         runner.targets_named(asked.name), asked.results, asked.runs, asked.protocol, asked.rounds, asked.seeds,
-        asked.scans, asked.benches, asked.overrides, asked.data_dir, lr.chosen(asked.rates),
+        asked.scans, asked.benches, asked.names, asked.overrides, asked.data_dir, lr.chosen(asked.rates),
     )  # fmt: skip
     todo, done = runner.plan(request)
     show.say(f"{done} of {done + len(todo)} runs are finished; results go to {asked.results}")

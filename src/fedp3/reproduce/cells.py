@@ -6,7 +6,7 @@ initial weights, batches), so that their differences are paired.
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fedp3.config import Config, parse
 from fedp3.lookup import pick
@@ -32,7 +32,7 @@ class Bench:
     protocols: tuple[str, ...] = ("desk",)
     splits: tuple[str, ...] = ("classes", "dirichlet")
     same_data: bool = True  # as the published column; else only differences compare
-    tuned_on: str = ""  # the bench whose learning rate it takes; empty: its own
+    tuned_on: str = ""  # the bench whose learning rate it takes, of the same data set; empty: its own
 
     @property
     def rate(self) -> str:
@@ -42,44 +42,55 @@ class Bench:
 
 def _net(data: str, model: str, size: int, **more: object) -> Settings:
     """A data set with `size` samples a client on a net of a quarter width, 10 local steps."""
-    named = {f"{section}.{key}": value for where, value in more.items() for section, key in [where.split("_")]}
     # At the released code's clip of 10 a CNN spends its first rounds at chance, and how many is luck.
     clip = {"local.clip_norm": 1.0} if model != "mlp" else {}
     fixed = {"data.name": data, "model.name": model, "partition.sizes": size, "model.width": 0.25, "local.steps": 10}
-    return fixed | clip | named
+    return fixed | clip | _keys(more)
+
+
+def _keys(said: Mapping[str, object]) -> Settings:
+    """`local_steps` is the key `local.steps`."""
+    return {where.replace("_", ".", 1): value for where, value in said.items()}
+
+
+def _more(bench: Bench, suffix: str, stage: str, **more: object) -> Bench:
+    """The same trained longer or wider, at the same learning rate."""
+    name, settings = f"{bench.name}-{suffix}", bench.settings | _keys(more)
+    return replace(bench, name=name, stage=stage, settings=settings, protocols=("desk",), tuned_on=bench.name)
 
 
 EVERYWHERE = ("desk", "paper", "released", "released-desk")
+_MNIST = Bench("mnist-mlp", "A", "EMNIST-L", _net("mnist", "mlp", 700), same_data=False)
+_FASHION = Bench("fashion-mlp", "A", "EMNIST-L", _net("fashion-mnist", "mlp", 700), same_data=False)
+_FASHION_CNN = Bench("fashion-cnn", "B", "FMNIST", _net("fashion-mnist", "cnn", 700), protocols=EVERYWHERE)
+_CIFAR10 = Bench("cifar10-cnn", "C", "CIFAR10", _net("cifar10", "cnn", 600), protocols=EVERYWHERE)
+_CIFAR100 = Bench("cifar100-cnn", "E", "CIFAR100", _net("cifar100", "cnn", 600), 0.3, 15, EVERYWHERE)
+_RESNET10 = _net("cifar10", "resnet18", 600, model_stem=7)
+_RESNET100 = _net("cifar100", "resnet18", 600, model_stem=7)
 BENCHES: Mapping[str, Bench] = {  # in the order in which the desk runs them
     b.name: b
     for b in (
-        Bench("mnist-mlp", "A", "EMNIST-L", _net("mnist", "mlp", 700), same_data=False),
-        Bench("fashion-mlp", "A", "EMNIST-L", _net("fashion-mnist", "mlp", 700), same_data=False),
-        Bench("mnist-mlp-k90", "A90", "EMNIST-L", _net("mnist", "mlp", 700, local_steps=90), same_data=False),
-        Bench("fashion-mlp-k90", "A90", "EMNIST-L", _net("fashion-mnist", "mlp", 700, local_steps=90), same_data=False),
-        Bench("fashion-cnn", "B", "FMNIST", _net("fashion-mnist", "cnn", 700), protocols=EVERYWHERE),
-        Bench("fashion-cnn-k90", "B90", "FMNIST", _net("fashion-mnist", "cnn", 700, local_steps=90)),
-        Bench("cifar10-cnn", "C", "CIFAR10", _net("cifar10", "cnn", 600), protocols=EVERYWHERE),
-        Bench("cifar10-cnn-k90", "C90", "CIFAR10", _net("cifar10", "cnn", 600, local_steps=90)),
-        Bench("fashion-cnn-full", "D", "FMNIST", _net("fashion-mnist", "cnn", 700, local_steps=90, model_width=1.0)),
-        Bench("cifar10-cnn-full", "D", "CIFAR10", _net("cifar10", "cnn", 600, local_steps=90, model_width=1.0)),
-        Bench("cifar100-cnn", "E", "CIFAR100", _net("cifar100", "cnn", 600), 0.3, 15, EVERYWHERE),
-        # five classes a client are the default of the released code
-        Bench(
-            "cifar100-cnn-5",
-            "E",
-            "CIFAR100",
-            _net("cifar100", "cnn", 600),
-            0.3,
-            5,
-            ("released", "released-desk"),
-            ("classes",),
+        _MNIST,
+        _FASHION,
+        _more(_MNIST, "k90", "A90", local_steps=90),
+        _more(_FASHION, "k90", "A90", local_steps=90),
+        _FASHION_CNN,
+        _more(_FASHION_CNN, "k90", "B90", local_steps=90),
+        _CIFAR10,
+        _more(_CIFAR10, "k90", "C90", local_steps=90),
+        _more(_FASHION_CNN, "full", "D", local_steps=90, model_width=1.0),
+        _more(_CIFAR10, "full", "D", local_steps=90, model_width=1.0),
+        _CIFAR100,
+        replace(  # five classes a client are the default of the released code
+            _CIFAR100,
+            name="cifar100-cnn-5",
+            classes=5,
+            protocols=("released", "released-desk"),
+            splits=("classes",),
             tuned_on="cifar100-cnn",
         ),
-        Bench("cifar10-resnet18", "F", "CIFAR10", _net("cifar10", "resnet18", 600, model_stem=7), 0.5, 5, EVERYWHERE),
-        Bench(
-            "cifar100-resnet18", "F", "CIFAR100", _net("cifar100", "resnet18", 600, model_stem=7), 0.3, 15, EVERYWHERE
-        ),
+        Bench("cifar10-resnet18", "F", "CIFAR10", _RESNET10, protocols=EVERYWHERE),
+        Bench("cifar100-resnet18", "F", "CIFAR100", _RESNET100, 0.3, 15, EVERYWHERE),
         Bench("emnist-mlp", "G", "EMNIST-L", _net("emnist-l", "mlp", 560), protocols=("paper", "released")),
     )
 }

@@ -34,6 +34,7 @@ class Request:
     seeds: int = 0  # 0: as many as each cell asks for
     scans: bool = True  # also the runs that tell readings apart
     benches: Sequence[str] = ()  # empty: all
+    names: Sequence[str] = ()  # patterns of cells; empty: all
     overrides: Sequence[str] = ()
     data_dir: Path | None = None
     rates: Mapping[str, float] = field(default_factory=lambda: LR)  # bench -> learning rate
@@ -58,9 +59,10 @@ def plan(request: Request) -> tuple[list[Job], int]:
     pick(PROTOCOLS, request.protocol, "protocol")
     for name in request.benches:
         pick(BENCHES, name, "bench")
-    wanted = queue(request.targets, request.protocol, request.benches, request.seeds, request.scans)
+    wanted = queue(request.targets, request.protocol, request.benches, request.seeds, request.scans, request.names)
     if not wanted:
-        raise InputError(f"nothing to run of this target on {', '.join(request.benches) or 'any bench'}")
+        named = f" named {', '.join(request.names)} (as in 'fashion-mlp/*/lowerb*')" if request.names else ""
+        raise InputError(f"nothing to run of this target on {', '.join(request.benches) or 'any bench'}{named}")
     jobs = [
         Job(cell, seed, config_of(cell, request.protocol, seed, request.rounds, _overrides(request, cell.bench)))
         for cell, seed in wanted

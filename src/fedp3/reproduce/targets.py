@@ -5,6 +5,7 @@ To add a column, add a `Row`: its cells are run, shown and compared like the oth
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from itertools import product
 
 from fedp3.config import Config
@@ -196,12 +197,18 @@ def cells_of(target: Target, protocol: str) -> Iterator[Cell]:
 
 
 def queue(
-    targets: Sequence[Target], protocol: str, benches: Sequence[str], seeds: int = 0, scans: bool = True
+    targets: Sequence[Target],
+    protocol: str,
+    benches: Sequence[str] = (),
+    seeds: int = 0,
+    scans: bool = True,
+    names: Sequence[str] = (),  # patterns, as in fashion-mlp/*/lowerb*
 ) -> list[tuple[Cell, int]]:
     """Cells and seeds in running order: stage by stage, what the claims need before the scans, seed by seed."""
     cells = {c.name: c for t in targets for c in cells_of(t, protocol) if not benches or c.bench.name in benches}
     fixed = seeds or PROTOCOLS[protocol].seeds
-    wanted = [c for c in cells.values() if scans or not c.variant.scan]
+    asked = [c for name, c in cells.items() if not names or any(fnmatchcase(name, each) for each in names)]
+    wanted = [c for c in asked if scans or not c.variant.scan]
     runs = [(c, seed) for c in wanted for seed in range(fixed or c.variant.seeds)]
     place = {name: i for i, name in enumerate(cells)}
     return sorted(runs, key=lambda r: (r[0].bench.stage, r[0].variant.scan, r[1], place[r[0].name]))
