@@ -160,3 +160,12 @@ def test_pages_show_what_was_run_and_link_to_what_exists(tmp_path):
     assert text.count("\n| OPU2 loses against FedAvg") == 1 + 4
     assert "mnist-mlp, S1, class-wise" in (docs / "fig-overlap.md").read_text()
     assert len(claims.findings(found, "desk")) == len(CLAIMS)
+
+
+def test_the_tally_counts_the_papers_own_claims(tmp_path):
+    found = made(lambda c, k: 80 - (c.variant.name == "opu2") * (1 + jitter(k)))
+    page = pages.claims_page(found, "desk", tmp_path).read_text()
+    own = [f.verdict for f in findings(found, "desk") if f.claim.of_paper]
+    assert f"**Of {len(own)} claims of the paper that training tests, {own.count('holds')} hold, " in page
+    assert f"{own.count('not run')} were not run.**" in page
+    assert all("in the paper)" in c.text for c in CLAIMS if not c.of_paper)

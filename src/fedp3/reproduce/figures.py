@@ -20,16 +20,18 @@ Curve = tuple[str, Sequence[tuple[float, float]]]  # title, (keep, accuracy)
 ALPHAS = (0, 10, 20, 30, 40, 50)  # points
 
 
-def _grid(count: int, height: float) -> tuple[Any, list[Any]]:
+def _grid(heights: Sequence[float]) -> tuple[Any, list[Any]]:
+    """Panels two by two, by the inches each wants; a line is as high as its higher one."""
     import matplotlib.pyplot as plt
 
-    columns = min(count, 2)
-    lines = -(-count // columns)
+    columns = min(len(heights), 2)
+    lines = [max(heights[j : j + columns]) for j in range(0, len(heights), columns)]
     figure, axes = plt.subplots(
-        lines, columns, figsize=(5.6 * columns, height * lines), layout="constrained", squeeze=False
-    )
+        len(lines), columns, figsize=(5.6 * columns, sum(lines)), layout="constrained", squeeze=False,
+        gridspec_kw={"height_ratios": lines},
+    )  # fmt: skip
     flat = list(axes.flat)
-    for spare in flat[count:]:
+    for spare in flat[len(heights) :]:
         spare.set_visible(False)
     return figure, flat
 
@@ -37,7 +39,7 @@ def _grid(count: int, height: float) -> tuple[Any, list[Any]]:
 @house_style
 def parameters(out: Path) -> Path:
     """Held parameters by trained layer and keep, and uploads, for the paper's four nets."""
-    figure, axes = _grid(len(NETS), 3.4)
+    figure, axes = _grid([3.4] * len(NETS))
     for ax, data in zip(axes, NETS, strict=False):
         net = net_of(data)
         uploads = communication_by_layer(net)
@@ -63,7 +65,7 @@ def differences(name: str, target: Target, found: Found, protocol: str, out: Pat
 
 @house_style
 def _draw_differences(name: str, target: Target, panels: Sequence[Panel], out: Path) -> Path:
-    figure, axes = _grid(len(panels), 1.2 + 0.32 * max(len(shown) for _, _, shown in panels))
+    figure, axes = _grid([1.2 + 0.32 * len(shown) for _, _, shown in panels])
     for ax, panel in zip(axes, panels, strict=False):
         _difference_panel(ax, target, panel)
     figure.legend(
@@ -89,8 +91,7 @@ def _mark(label: str, shape: str, colour: str) -> Any:
 
 
 def _shown(target: Target, found: Found, bench: Bench, split: str, kind: str) -> list[tuple[Row, Interval]]:
-    another_reading = [r for r in target.rows if r.variant.scan and r.published]  # these are in the tables
-    rows = [r for r in target.rows[1:] if runs_on(r, bench, split) and r not in another_reading]
+    rows = [r for r in target.rows[1:] if runs_on(r, bench, split) and r.drawn]
     pairs = [(r, against(found, bench, split, r, target.rows[0], kind)) for r in rows]
     return [(r, d) for r, d in pairs if d is not None]
 
@@ -105,7 +106,7 @@ def _difference_panel(ax: Any, target: Target, panel: Panel) -> None:
             ax.plot(theirs - first, y, "D", mfc="none", color=COLOURS[1])
     ax.axvline(0, color="0.6", lw=1)
     ax.set_yticks(range(len(shown)), [row.label for row, _ in shown])
-    ax.invert_yaxis()
+    ax.set_ylim(len(shown) - 0.5, -0.5)
     ax.set_xlabel(f"points against {target.rows[0].label}")
     ax.set_title(f"{bench.name}, {SPLITS[split]}")
 
@@ -118,7 +119,7 @@ def trade_off(target: Target, found: Found, protocol: str, out: Path) -> Path | 
 
 @house_style
 def _draw_trade_off(curves: Sequence[Curve], out: Path) -> Path:
-    figure, axes = _grid(len(curves), 3.4)
+    figure, axes = _grid([3.4] * len(curves))
     for ax, (title, points) in zip(axes, curves, strict=False):
         for j, (r, acc) in enumerate(points):
             ax.plot(ALPHAS, [acc + alpha * (1 / r - 1) for alpha in ALPHAS], color=COLOURS[j], label=f"keep {r}")
@@ -154,7 +155,7 @@ def claims(judged: Sequence[Finding], out: Path) -> Path | None:
 def _draw_claims(run: Sequence[Finding], out: Path) -> Path:
     from matplotlib.patches import Patch
 
-    figure, (ax,) = _grid(1, 1.6 + 0.34 * len(run))
+    figure, (ax,) = _grid([1.6 + 0.34 * len(run)])
     figure.set_figwidth(13)
     far = 60.0
     for y, f in enumerate(run):

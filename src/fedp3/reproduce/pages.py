@@ -1,6 +1,7 @@
 """The pages in docs/reproduce, made from summaries alone: one for each target, and one of the claims."""
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -18,6 +19,10 @@ LEGEND = (
     "model as it was sent to the device. P: the client's own after local training. MB up: all clients, all rounds. "
     "Step density: the share of the pruned layers' kept weights that a local step uses."
 )
+
+VERDICTS: Mapping[str, str] = {
+    "holds": "hold", "does not hold": "do not", "not decided": "are not decided", "not run": "were not run"
+}  # fmt: skip
 
 
 def _write(path: Path, blocks: Sequence[str]) -> Path:
@@ -106,6 +111,7 @@ def claims_page(found: Found, protocol: str, docs: Path) -> Path:
         "it does not hold, however the difference moves. *Places* are data sets and splits that have those seeds, of "
         "all that have any. Intervals are of one claim each: of twenty, one errs by chance. "
         f"What may lie behind the differences: [differences.md]({'' if protocol == 'desk' else '../'}differences.md).",
+        _tally(judged),
         f"Scores are means of the last {SCORED} evaluations of {kind}. The paper does not say which model it scored, "
         f"so the same difference stands beside it by {_other(kind)} (G: the server's model, P: a client's own after "
         "local training).",
@@ -121,6 +127,13 @@ def claims_page(found: Found, protocol: str, docs: Path) -> Path:
         "Pages: " + ", ".join(f"[{name}]({name}.md)" for name in (*ARITHMETIC, *TARGETS)) + ".",
     ]
     return _write(docs / "README.md", blocks)
+
+
+def _tally(judged: Sequence[Finding]) -> str:
+    """How many claims of the paper itself hold."""
+    verdicts = Counter(f.verdict for f in judged if f.claim.of_paper)
+    counts = ", ".join(f"{verdicts[v]} {words}" for v, words in VERDICTS.items() if verdicts[v])
+    return f"**Of {verdicts.total()} claims of the paper that training tests, {counts}.**"
 
 
 def _other(kind: str) -> str:

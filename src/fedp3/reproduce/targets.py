@@ -26,6 +26,7 @@ class Row:
     label: str
     variant: Variant
     published: str = ""  # its row in `published`; empty: the paper has none
+    drawn: bool = True  # in the figure; all are in the table
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def _pruning() -> Iterator[Row]:
         suffix = f"-{selector}-{'held' if hold else 'free'}-{upload}"
         variant = pruned(keep, suffix, {"prune.selector": selector, "prune.hold": hold, "prune.upload": upload})
         label = f"keep {keep}, {selector}, {'held' if hold else 'not held'}, {upload}"
-        yield Row(label, scan(variant, splits=("classes",)), f"keep {keep}")
+        yield Row(label, scan(variant, splits=("classes",)), f"keep {keep}", drawn=False)
 
 
 WAYS: Mapping[str, tuple[str, str]] = {  # name -> local pruning, row of the paper
