@@ -139,6 +139,8 @@ def test_the_digest_tells_configs_apart():
     ("overrides", "text"),
     [
         (["plan.others=personal", "plan.redraw=true"], "set redraw to false"),
+        (["plan.others=freeze", "prune.upload=kept"], "is trained, not frozen"),
+        (["plan.others=freeze", "method=heterofl"], "is trained, not frozen"),
         (["upload.compress=topk", "plan.head=personal_uploaded"], "is never sent has none"),
         (["method=fiarse", "upload.compress=topk"], "may keep nothing"),
         (["method=fjord", "hooks.distil=true", "prune.hold=false"], "hold and physical"),

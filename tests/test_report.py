@@ -225,7 +225,7 @@ def test_hovering_says_what_the_cell_says(grid: Grid) -> None:
     [
         ([], {"whole", "pruned"}),
         (["plan.others=freeze"], {"whole", "frozen"}),
-        (["plan.others=freeze", "prune.upload=kept"], {"whole", "pruned"}),
+        (["prune.upload=kept"], {"whole", "pruned"}),
     ],
 )
 def test_the_plan_tells_trained_pruned_and_frozen_apart(tmp_path: Path, overrides: list[str], kinds: set[str]) -> None:

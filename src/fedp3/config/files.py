@@ -177,6 +177,11 @@ def _contradictions(c: Config) -> list[str]:
         found.append(f"[plan] layers: {c.plan.layers!r} is made for model resnet18, not {c.model.name}")
     if c.plan.layers == "prune-all" and c.prune.upload == "none":
         found.append("[plan] layers: 'prune-all' uploads pruned layers; set [prune] upload to 'kept' or 'zeros'")
+    if c.plan.others == "freeze" and c.prune.upload != "none" and not c.privacy.enabled:
+        found.append(
+            f"[plan] others: what comes back pruned ([prune] upload={c.prune.upload!r}) is trained, not frozen; set "
+            "upload to 'none', or others to 'train'"
+        )
     if c.plan.others == "personal" and c.plan.redraw:
         found.append(
             "[plan] others: layers that stay with a client need one set of them for the run; set redraw to false"
