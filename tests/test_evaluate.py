@@ -18,7 +18,7 @@ from fedp3.engines.inprocess import States
 from fedp3.evaluate import accuracy, dispatched_tasks, global_tasks
 from fedp3.layermap import layer_map
 from fedp3.plan import PlanRules
-from fedp3.server import finish, run
+from fedp3.server import finish, plans_for, run, run_round
 from fedp3.types import ClientState, ClientUpdate, Failure, Reply
 from worlds import World, same, world
 
@@ -194,3 +194,22 @@ def test_D_is_the_accuracy_of_what_a_round_sends():
             logits = torch.func.functional_call(here.net, dict(task.weights), (here.data.x[test],))
         right = (logits.argmax(1) == here.data.y[test]).double().mean()
         assert D.clients[task.plan.client] == pytest.approx(float(right))
+
+
+@pytest.mark.parametrize(
+    ("layers", "head", "asked"), [("full", "shared", 1), ("full", "personal_uploaded", 2), ("lowerb", "shared", 2)]
+)
+def test_D_is_measured_apart_only_where_a_device_holds_another_model(layers, head, asked):
+    """FedAvg's devices hold the server's model, so one pass over the test parts gives both."""
+    here = world("mlp", 3)
+    problem = here.problem(PlanRules(layers, head=head), 0.5, rounds=2, eval_every=1)
+    engine, passes = here.engine(), []
+
+    def watched(tasks):
+        passes.append({task.kind for task in tasks})
+        return engine.execute(tasks)
+
+    state, record = run_round(problem, here.state, watched)
+    assert passes.count({"evaluate"}) == asked
+    tasks = dispatched_tasks(state.W, plans_for(problem, 1), here.layers, here.pruning, 1, 0, state.seen, probe=False)
+    assert accuracy(engine.execute(tasks)) == record.D

@@ -160,13 +160,8 @@ def run_round(
     new, verdict = _advance(problem, state, tasks, execute(tasks))  # Alg. 1, ll. 7-14
     record = _record(problem, t, tasks, verdict, new)
     if scored:
-        everyone = plans_for(problem, new.t)
-        record = replace(
-            record,
-            G=accuracy(execute(global_tasks(new.W, everyone, new.t, new.seen))),
-            D=accuracy(execute(_dispatched(problem, new, everyone, probe=False))),
-            P=accuracy(c.update for c in verdict.accepted),
-        )
+        G, D = _measured(problem, new, execute, plans_for(problem, new.t))
+        record = replace(record, G=G, D=D, P=accuracy(c.update for c in verdict.accepted))
     if ledger is not None:
         record = replace(record, epsilon=ledger.epsilon_max())
     return new, replace(record, seconds=time.perf_counter() - began)
@@ -199,16 +194,22 @@ def finish(
     `last` is the record of the round that led here: what it measured is not measured again.
     """
     everyone = plans_for(problem, state.t)
-    G, D = (last.G, last.D) if last is not None and last.t + 1 == state.t else (None, None)
+    measured = last and last.t + 1 == state.t and last.G and last.D and (last.G, last.D)
+    G, D = measured or _measured(problem, state, execute, everyone)
     clients = able(problem, state.t, ledger)
     if ledger is not None:
         ledger.charge(clients, state.t)
     probed = [everyone[i] for i in clients]
-    return Final(
-        G=G or accuracy(execute(global_tasks(state.W, everyone, state.t, state.seen))),
-        D=D or accuracy(execute(_dispatched(problem, state, everyone, probe=False))),
-        P=accuracy(execute(_dispatched(problem, state, probed, probe=True))),
-    )
+    return Final(G, D, P=accuracy(execute(_dispatched(problem, state, probed, probe=True))))
+
+
+def _measured(
+    problem: Problem, state: ServerState, execute: Execute, everyone: Sequence[ClientPlan]
+) -> tuple[Accuracy | None, Accuracy | None]:
+    """G and D; where everything is sent whole, what a device holds is the server's model."""
+    G = accuracy(execute(global_tasks(state.W, everyone, state.t, state.seen)))
+    whole = all(p.send == "dense" for plan in everyone for p in plan.layers.values())
+    return G, G if whole else accuracy(execute(_dispatched(problem, state, everyone, probe=False)))
 
 
 def _evaluates(problem: Problem, t: int) -> bool:
