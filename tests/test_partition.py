@@ -165,8 +165,17 @@ def test_fewer_clients_of_the_paper_s_size_have_the_paper_s_counts():
 # Class-wise
 
 
-def owned(i, c, C):
-    return {(i + j) % C for j in range(c)}
+def owned(i, c, C, n):
+    first = i if n >= C else i * C // n
+    return {(first + j) % C for j in range(c)}
+
+
+def test_fewer_clients_than_classes_begin_apart_and_leave_no_class_out():
+    y = balanced(60_000, 100)
+    for c, owners in ((5, 1), (15, 3)):
+        counts = histogram(y, partition("classes", y, 20, seed=0, classes=c, sizes=600), 100)
+        assert (counts > 0).sum(0).tolist() == [owners] * 100
+        assert set(counts[counts > 0].tolist()) == {600 // c}
 
 
 @given(
@@ -184,7 +193,7 @@ def test_while_no_class_runs_out_a_client_has_its_own_classes_evenly(C, data, pe
     sizes = data.draw(st.lists(st.integers(1, most), min_size=clients, max_size=clients))
     counts = histogram(y, partition("classes", y, clients, seed=seed, classes=c, sizes=sizes), C)
     for i in range(clients):
-        mine = [int(counts[i, k]) for k in owned(i, c, C)]
+        mine = [int(counts[i, k]) for k in owned(i, c, C, clients)]
         assert sum(mine) == sizes[i]
         assert max(mine) - min(mine) <= 1
 
@@ -197,7 +206,7 @@ def fewest_strangers(counts, sizes, c):
     """
     C = len(counts)
     served = min(
-        sum(counts[k] for k in B) + sum(m for i, m in enumerate(sizes) if not owned(i, c, C) <= set(B))
+        sum(counts[k] for k in B) + sum(m for i, m in enumerate(sizes) if not owned(i, c, C, len(sizes)) <= set(B))
         for r in range(C + 1)
         for B in itertools.combinations(range(C), r)
     )
@@ -212,7 +221,7 @@ def test_as_few_samples_as_possible_go_to_clients_that_do_not_own_their_class(po
     c = data.draw(st.integers(1, C))
     sizes = data.draw(wishes(len(y), clients))
     counts = histogram(y, partition("classes", y, clients, seed=seed, classes=c, sizes=sizes), C)
-    strangers = sum(int(counts[i, k]) for i in range(clients) for k in range(C) if k not in owned(i, c, C))
+    strangers = sum(int(counts[i, k]) for i in range(clients) for k in range(C) if k not in owned(i, c, C, clients))
     assert strangers == fewest_strangers(np.bincount(y).tolist(), counts.sum(1).tolist(), c)
 
 
@@ -228,7 +237,7 @@ def test_digits_lose_nothing_and_stay_with_their_owners():
     assert counts.sum() == 1797
     for i in range(20):
         mine = {k for k in range(10) if counts[i, k]}
-        assert mine == owned(i, 5, 10)
+        assert mine == owned(i, 5, 10, 20)
         assert max(counts[i]) <= 1.25 * 1797 / 20 / 5  # close to even, although no class is as large as another
 
 

@@ -1,7 +1,7 @@
 """Which sample belongs to which client: the paper's two non-iid splits, iid, and a user's own file.
 
     iid        a random share each
-    classes    S1, class-wise: client i owns the classes {i, ..., i+c-1} mod C and has equally many of each
+    classes    S1, class-wise: client i owns c neighbouring classes, {i, ..., i+c-1} mod C, and has equally many of each
     dirichlet  S2: p_i ~ Dir(alpha 1_C); client i draws classes by p_i until it is full
 
 No sample is given twice; with sizes "equal" or "lognormal" none is left over.  Every split is a function of
@@ -99,6 +99,7 @@ def iid(y: Ints, m: Ints, rng: Rng, *, classes: int, alpha: float) -> Ints:
 def by_classes(y: Ints, m: Ints, rng: Rng, *, classes: int, alpha: float) -> Ints:
     """Client i has m_i / c samples of each of the classes {i, ..., i+c-1} mod C.
 
+    Fewer clients than classes begin C / n apart instead, so that together they have seen as many classes as can be.
     Where a class runs out, its owners fill up with their other classes, if need be after swapping with clients
     that share a class with them: as few samples as possible go to a client that does not own their class.
     The authors' code does this one sample at a time by random theft; for balanced labels both end at m_i / c.
@@ -109,7 +110,8 @@ def by_classes(y: Ints, m: Ints, rng: Rng, *, classes: int, alpha: float) -> Int
             f"[partition] classes, a client's, is {classes}: want 1..{C}, the number of classes in the data"
         )
     # Clients i and i + C own the same classes, so it is enough to share out between C kinds of client.
-    kind = np.arange(len(m)) % C
+    n = len(m)
+    kind = np.arange(n) % C if n >= C else np.arange(n) * C // n
     owns = (np.arange(C) - np.arange(C)[:, None]) % C < classes  # (kind, class)
     flow = _share_out(np.bincount(kind, m, C).astype(np.int64), np.bincount(y), owns)
     # The classes of a kind are interleaved as evenly as can be, then cut to its clients in turn.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fedp3.reproduce.stats import T975, Interval, interval, judge
+from fedp3.reproduce.stats import T975, Interval, interval, judge, pooled
 
 values = st.lists(st.floats(-100, 100), min_size=2, max_size=14)
 
@@ -24,6 +24,20 @@ def test_an_interval_is_scipys(xs):
     reach = t.ppf(0.975, len(xs) - 1) * std / math.sqrt(len(xs))
     ours = interval(xs)
     assert (ours.mean, ours.low, ours.high) == pytest.approx((mean, mean - reach, mean + reach), rel=1e-3, abs=1e-9)
+
+
+def test_seeds_whose_means_agree_by_luck_do_not_make_a_narrow_interval():
+    """Two places that move against each other: their means are all 1, each place is far from sure."""
+    lucky = pooled([[0.0, 1.0, 2.0], [2.0, 1.0, 0.0]])
+    assert lucky.mean == 1 and lucky.high - lucky.low > 2 and lucky.seeds == 3
+    t = pytest.importorskip("scipy.stats").t
+    assert lucky.high - 1 == pytest.approx(t.ppf(0.975, 4) * math.sqrt(1 / 6), rel=1e-4)
+
+
+def test_seeds_that_move_all_places_alike_keep_the_wide_interval():
+    together = pooled([[0.0, 1.0, 2.0], [0.5, 1.5, 2.5]])
+    alone = interval([0.25, 1.25, 2.25])
+    assert (together.low, together.high) == pytest.approx((alone.low, alone.high))
 
 
 def test_one_seed_has_no_limits_and_decides_nothing():

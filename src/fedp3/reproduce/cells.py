@@ -33,6 +33,7 @@ class Bench:
     splits: tuple[str, ...] = ("classes", "dirichlet")
     same_data: bool = True  # as the published column; else only differences compare
     tuned_on: str = ""  # the bench whose learning rate it takes, of the same data set; empty: its own
+    more: bool = False  # another bench trained longer or wider: shown beside it, not pooled with it
 
     @property
     def rate(self) -> str:
@@ -56,7 +57,9 @@ def _keys(said: Mapping[str, object]) -> Settings:
 def _more(bench: Bench, suffix: str, stage: str, **more: object) -> Bench:
     """The same trained longer or wider, at the same learning rate."""
     name, settings = f"{bench.name}-{suffix}", bench.settings | _keys(more)
-    return replace(bench, name=name, stage=stage, settings=settings, protocols=("desk",), tuned_on=bench.name)
+    return replace(
+        bench, name=name, stage=stage, settings=settings, protocols=("desk",), tuned_on=bench.name, more=True
+    )
 
 
 EVERYWHERE = ("desk", "paper", "released", "released-desk")

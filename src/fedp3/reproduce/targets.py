@@ -15,7 +15,7 @@ Q_GRID = (0.2, 0.4, 0.6, 0.8, 1.0)  # FjORD's
 DEEP = tuple(b for b in BENCHES if "-mlp" not in b)  # nets with more than three hidden layers: OPU3 is not FedAvg
 SHORT = ("mnist-mlp", "fashion-mlp", "fashion-cnn", "cifar10-cnn", "cifar100-cnn")  # every target runs on these
 SCANNED = ("fashion-mlp", "cifar10-cnn")  # where readings are told apart
-LONG = tuple(b for b in BENCHES if b not in SHORT and "resnet" not in b)
+OVERLAP = tuple(b for b in BENCHES if "resnet" not in b)
 RESNETS = ("cifar10-resnet18", "cifar100-resnet18")
 
 
@@ -150,7 +150,7 @@ def _ldp() -> Iterator[Row]:
 
 TARGETS: Mapping[str, Target] = {
     "fig-overlap": Target(
-        "Layer overlap", "FedAvg against three, two and one trained layers per client", tuple(_overlap()), SHORT + LONG
+        "Layer overlap", "FedAvg against three, two and one trained layers per client", tuple(_overlap()), OVERLAP
     ),
     "fig-global-pruning": Target(
         "Global pruning", "every layer but the head pruned on the way down", tuple(_pruning()), (*SHORT, "emnist-mlp")
