@@ -197,7 +197,10 @@ def batches(samples: int, local: Local, rng: torch.Generator) -> list[list[int]]
     K = local.epochs * per_epoch if local.epochs else local.steps
     while len(out) < K:
         order = torch.randperm(samples, generator=rng).tolist()
-        out += [order[b : b + local.batch] for b in range(0, samples, local.batch)]
+        epoch = [order[b : b + local.batch] for b in range(0, samples, local.batch)]
+        if len(epoch) > 1 and len(epoch[-1]) == 1 and local.batch > 2:  # one sample alone has no variance
+            epoch[-1].insert(0, epoch[-2].pop())
+        out += epoch
     return out[:K]
 
 

@@ -187,6 +187,15 @@ def test_seeds_have_a_folder_each_and_resume_finishes_what_is_missing(fedp3, tmp
     assert [r["model_sha256"] for r in again["runs"]] == [r["model_sha256"] for r in both["runs"]]
 
 
+def test_a_bad_config_leaves_nothing_behind_in_a_folder_that_was_there(fedp3, tmp_path):
+    fedp3("init", "my.toml")
+    (tmp_path / "s").mkdir()
+    dark = ["plan.layers=prune-all", "prune.upload=kept", "prune.selector=ordered", "prune.keep=0.5"]
+    code, _, err = fedp3("run", "my.toml", *TINY, *dark, "--out", "s", "--seeds", "2")
+    assert code == 2 and "never moves" in err and not list((tmp_path / "s").iterdir())
+    assert fedp3("run", "my.toml", *TINY, "--out", "s", "--seeds", "2")[0] == 0
+
+
 def test_sweep_and_compare(fedp3):
     fedp3("init", "my.toml")
     code, out, _ = fedp3("sweep", "my.toml", *TINY, "--methods", "fedavg,fedp3", "--seeds", "2", "--out", "d")

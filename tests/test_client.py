@@ -122,6 +122,14 @@ def test_no_local_steps_return_what_was_sent_and_claim_no_loss():
     assert "loss" not in update.metrics and "density" not in update.metrics
 
 
+@pytest.mark.parametrize("kind", ["batchnorm", "mlp"])
+def test_an_epoch_never_ends_on_a_single_sample_that_batch_norm_could_not_use(kind):
+    here = world(kind, sizes=[9, 9], batch=4, steps=0, epochs=1)
+    sizes = [len(b) for b in batches(9, here.local, torch.Generator())]
+    assert sizes == [4, 3, 2]
+    assert math.isfinite(train(here, here.tasks(here.plans("full", 1.0))[0]).metrics["loss"])
+
+
 @given(st.integers(1, 40), st.integers(1, 50), st.integers(0, 12), st.integers(0, 3), st.integers(0, 99))
 def test_batches_are_shuffled_epochs_with_a_short_last_one(samples, batch, steps, epochs, seed):
     local = Local(steps=steps, epochs=epochs, batch=batch)

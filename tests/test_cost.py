@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedp3 import submodel
 from fedp3.cost import (
     CONVENTIONS,
     Work,
@@ -31,11 +32,13 @@ from fedp3.cost import (
     unit_counts,
 )
 from fedp3.errors import InputError
+from fedp3.fleet import round_gflop
 from fedp3.layermap import layer_map
 from fedp3.models import MODELS, Spec, build
 from fedp3.plan import PlanRules, client_plans
-from fedp3.prune import SELECTORS, dispatch
+from fedp3.prune import BY_UNITS, LOCAL_PRUNERS, SELECTORS, dispatch
 from fedp3.types import ClientPlan, LayerMap, LayerPlan, Pruning
+from worlds import world
 
 DATA = {
     "cifar10": ("cnn", Spec((3, 32, 32), 10)),
@@ -297,6 +300,23 @@ def test_units_cut_away_cost_as_little_as_a_narrower_net(
     whole = trains(inner, inner.layers)
     assert flops(work, plan, layers, Pruning(selector)) == flops(narrow, whole, inner, Pruning())
     assert held_parameters(plan, layers, Pruning(selector)) == held_parameters(whole, inner, Pruning())
+
+
+@pytest.mark.parametrize("layers_", ["prune-all", "opu2"])
+@pytest.mark.parametrize("selector", ["magnitude", "neuron"])
+@pytest.mark.parametrize("way", sorted(BY_UNITS))
+def test_local_pruning_by_units_costs_what_the_net_of_a_step_costs(way: str, selector: str, layers_: str) -> None:
+    here = world("cnn", 2, Q=way, selector=selector, q=0.5, physical=True)
+    work, layers = measure(here.net, tuple(here.data.x.shape[1:])), here.layers
+    upload = "kept" if layers_ == "prune-all" else "none"
+    for task in here.tasks(here.plans(layers_, 0.5, upload=upload)):
+        step = LOCAL_PRUNERS[way](0.5, task.plan, task.masks, layers, torch.Generator())
+        left = {g: len(at) for g, at in {**task.masks.units, **step.units}.items()}
+        small, inner = submodel.shrink_net(here.net, layers, left), submodel.shrink_map(layers, left)
+        want = flops(measure(small, work.shape), task.plan, inner, Pruning())
+        samples = len(here.shards[task.plan.client].train)
+        each = samples / math.ceil(samples / here.local.batch)
+        assert round_gflop(work, task.plan, here.recipe, samples) * 1e9 == pytest.approx(want * each * here.local.steps)
 
 
 def test_single_weights_pruned_away_save_no_work() -> None:

@@ -12,6 +12,7 @@ from torch import nn
 from fedp3 import stacked
 from fedp3.client import Job, local_update, stacked_updates
 from fedp3.data import from_tensors
+from fedp3.evaluate import global_tasks
 from fedp3.layermap import layer_map
 from fedp3.rng import Use, stream
 from fedp3.steps import Recipe, Shard, batches
@@ -226,6 +227,26 @@ def test_company_changes_no_bit(fleet, seed, data):
         for i, (update, _) in zip(who, stacked_updates(recipe, [jobs[i] for i in who]), strict=True):
             assert same(update.tensors, alone[i].tensors)
             assert update.metrics == alone[i].metrics
+
+
+def test_a_client_without_a_test_part_is_no_matter_who_its_neighbours_are():
+    here = world(sizes=[1, 1, 6])
+    recipe = replace(here.recipe, chain=CHAIN)
+    tasks = here.tasks(here.plans("full", 1.0), evaluate=True)
+    jobs = [Job(replace(here.shards[i], test=torch.arange(0)), tasks[i]) for i in (0, 1)]
+    alone = [stacked_updates(recipe, [job])[0][0] for job in jobs]
+    for (update, _), own in zip(stacked_updates(recipe, jobs), alone, strict=True):
+        assert same(update.tensors, own.tensors) and update.metrics == own.metrics
+        assert update.metrics["tested"] == 0
+    by_hand, _ = local_update(here.recipe, jobs[0].shard, tasks[0], None)
+    assert by_hand.metrics["tested"] == 0
+
+
+def test_clients_of_a_fleet_are_scored_together():
+    here = world(clients=6, sizes=[10] * 6)
+    recipe = replace(here.recipe, chain=CHAIN)
+    tasks = global_tasks(here.W, here.plans("full", 1.0), 0, {})
+    assert len({stacked.alike(recipe, here.shards[task.plan.client], task) for task in tasks}) == 1
 
 
 def test_clients_of_other_sizes_or_plans_are_not_alike():

@@ -1,5 +1,6 @@
 """Choosing a setting: on which samples, what counts, and what is remembered."""
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 import pytest
@@ -73,6 +74,20 @@ def test_recorded_values_are_not_scored_again(tmp_path, monkeypatch):
         assert dict(tune.search("fedp3", each, place, None, 1, unseen)) == {v: scores[v] for v in each}
         assert record.read_json(place)["fedp3"]["chosen"] == chosen
     assert asked == ["0.1", "0.2", "0.5"]
+
+
+def test_two_searches_at_once_lose_no_score(tmp_path, monkeypatch):
+    monkeypatch.setattr(tune, "validate", lambda *_: 0.5)
+    place = tmp_path / "tuned.json"
+
+    def look(name: str) -> None:
+        dict(tune.search(name, {f"{v}": settings(f"local.lr=0.{v}") for v in range(1, 9)}, place, None, 1, unseen))
+
+    with ThreadPoolExecutor(6) as several:
+        list(several.map(look, "abcdef"))
+    assert {name: len(found["validation"]) for name, found in record.read_json(place).items()} == dict.fromkeys(
+        "abcdef", 8
+    )
 
 
 def test_scores_of_another_config_are_refused(tmp_path, monkeypatch):

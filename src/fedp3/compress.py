@@ -48,7 +48,8 @@ def _whole_numbers(d: Tensor, share: float, rng: torch.Generator) -> tuple[Tenso
 
 
 def _largest(d: Tensor, share: float, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    return d.masked_fill(~top(d, share), 0), None
+    # NaN is no size: it would be left out, and stay in the residual; sent, it is refused.
+    return d if bool(d.isnan().any()) else d.masked_fill(~top(d, share), 0), None
 
 
 def top(d: Tensor, share: float) -> Tensor:
@@ -104,7 +105,7 @@ def pack(
     """An upload compressed; `kept` is what the client kept, with residuals of earlier rounds in it."""
     if pick(WAYS, compression.kind, "compression") is None:
         return Packed(tensors, {}, {})
-    residual = {n: w for n, w in kept.items() if n.startswith(RESIDUAL)}
+    residual = {n: w.clone() for n, w in kept.items() if n.startswith(RESIDUAL)}  # a round's state is its own
     out: dict[str, Tensor] = {}
     scales: dict[str, Tensor] = {}
     rng = stream(seed, Use.COMPRESS, task.t, task.plan.client)

@@ -245,14 +245,16 @@ def _by_weight(net: nn.Module, counter: FlopCounterMode) -> dict[str, int]:
     return {n: round(own.get(path, 0) * numel[n] / size[path]) for n, path in at.items()}
 
 
-def flops(work: Work, plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> int:
-    """FLOPs of one example's forward and backward pass at this client.
+def flops(
+    work: Work, plan: ClientPlan, layers: LayerMap, pruning: Pruning, left: Mapping[Group, int] | None = None
+) -> int:
+    """FLOPs of one example's forward and backward pass at this client; `left`: units that local pruning leaves.
 
     Each weight costs its forward pass, once more for its own gradient if it trains, and once more to pass the
     gradient on if anything below it trains: an earlier layer, or in a layer of several steps an earlier step.
     Units that are cut cost nothing; weights and units that are only masked cost as much as before.
     """
-    units = unit_counts(plan, layers, pruning) if submodel.physical(pruning) else {}
+    units = {**unit_counts(plan, layers, pruning), **(left or {})} if submodel.physical(pruning) else {}
     total, below = 0.0, False
     for l in layers.layers:
         if plan.layers[l].send == "skip":

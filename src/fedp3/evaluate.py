@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedp3.prune import dispatch
-from fedp3.types import ClientPlan, ClientUpdate, LayerMap, LayerPlan, Params, Pruning, Reply, Task
+from fedp3.types import ClientPlan, ClientUpdate, Layer, LayerMap, LayerPlan, Params, Pruning, Reply, Task
 
 MOST = 3.4e38  # about the largest float32
 
@@ -62,16 +62,22 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
 
 def global_tasks(W: Params, plans: Sequence[ClientPlan], t: int, seen: Mapping[int, int]) -> list[Task]:
     """Tasks that score the server's model; a personal head, never sent, is the client's own."""
-    asked = []
-    for plan in plans:
-        whole = {
-            l: replace(p, upload="none") if p.send == "none" and p.upload == "none" else LayerPlan(upload="none")
-            for l, p in plan.layers.items()
-        }
-        asked.append(
-            Task(t, ClientPlan(plan.client, whole), W, kind="evaluate", evaluate=True, state_from=_last(seen, plan))
+    once = {id(plan.layers): _whole(plan) for plan in plans}  # plans of a fleet share their layers
+    return [
+        Task(
+            t, ClientPlan(plan.client, once[id(plan.layers)]), W,
+            kind="evaluate", evaluate=True, state_from=_last(seen, plan),
         )
-    return asked
+        for plan in plans
+    ]  # fmt: skip
+
+
+def _whole(plan: ClientPlan) -> dict[Layer, LayerPlan]:
+    """Everything sent as the server has it, nothing sent back."""
+    return {
+        l: replace(p, upload="none") if p.send == "none" and p.upload == "none" else LayerPlan(upload="none")
+        for l, p in plan.layers.items()
+    }
 
 
 def _last(seen: Mapping[int, int], plan: ClientPlan) -> int:

@@ -6,14 +6,16 @@ A device of capacity c (its `keep`) computes and transfers at c times the pace o
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
-from fedp3.cost import Work, flops
+import torch
+
+from fedp3.cost import Work, flops, unit_counts
 from fedp3.passes import only, steps_of
-from fedp3.prune import SELECTORS
+from fedp3.prune import BY_UNITS, LOCAL_PRUNERS, q_grid
 from fedp3.steps import Recipe
-from fedp3.types import ClientPlan, Pruning
+from fedp3.types import ClientPlan, Group, Masks
 
 DRAWS = 8  # widths that stand for all of U[q_min, 1]
 
@@ -42,27 +44,20 @@ def round_gflop(work: Work, plan: ClientPlan, recipe: Recipe, samples: int) -> f
     for p in recipe.hooks.passes:
         asked = only(plan, p, layers)
         whole = flops(work, asked, layers, recipe.pruning)
-        drawn = [flops(work, narrow, layers, recipe.pruning) for narrow in _narrower(asked, recipe.pruning)]
+        drawn = [flops(work, asked, layers, recipe.pruning, left) for left in _left(asked, recipe)]
         per_example = math.fsum(drawn) / len(drawn) + (whole if recipe.hooks.distil else 0)
         total += per_example * each * steps_of(local, samples, p.share)
     return total / 1e9
 
 
-def _narrower(plan: ClientPlan, pruning: Pruning) -> Sequence[ClientPlan]:
-    """The plans that local pruning by whole units trains under, each as likely as the others."""
-    structured = SELECTORS[pruning.selector].units is not None and pruning.local.startswith("ordered")
-    if not structured:
-        return [plan]
-    most = max((p.keep for p in plan.layers.values() if p.send == "pruned"), default=1.0)
-    if isinstance(pruning.q, float | int):
-        shares = [float(pruning.q)]
-    elif pruning.q:
-        shares = [q / most for q in pruning.q if q <= most] if pruning.q_of == "whole" else list(pruning.q)
-    else:
-        shares = [pruning.q_min + (1 - pruning.q_min) * (k + 0.5) / DRAWS for k in range(DRAWS)]
-    return [_at(plan, q) for q in shares or [1.0]]
-
-
-def _at(plan: ClientPlan, q: float) -> ClientPlan:
-    layers = {l: replace(p, keep=p.keep * q) if p.send == "pruned" else p for l, p in plan.layers.items()}
-    return replace(plan, layers=layers)
+def _left(plan: ClientPlan, recipe: Recipe) -> Sequence[Mapping[Group, int]]:
+    """The units that local pruning leaves in a step, each of these as likely as the others."""
+    layers, pruning = recipe.layers, recipe.pruning
+    if pruning.local not in BY_UNITS:
+        return [{}]
+    q_min = pruning.q_min
+    spread = tuple(q_min + (1 - q_min) * (k + 0.5) / DRAWS for k in range(DRAWS))
+    kept = Masks(units={g: torch.arange(m) for g, m in unit_counts(plan, layers, pruning).items()})
+    prune, nothing = LOCAL_PRUNERS[pruning.local], torch.Generator()  # which cuts leading units, and draws none
+    steps = [prune(q, plan, kept, layers, nothing) for q in q_grid(pruning, plan) or spread]
+    return [{g: len(at) for g, at in step.units.items()} for step in steps]

@@ -17,7 +17,7 @@ from fedp3.data import batch
 from fedp3.hooks import Pass, Pull, Trained
 from fedp3.privacy.mechanism import draws
 from fedp3.rng import Use, layers_draw_from
-from fedp3.steps import EVAL_BATCH, Recipe, Shard, load, named, rate, train
+from fedp3.steps import EVAL_BATCH, Recipe, Shard, dealt, load, named, rate, train
 from fedp3.types import ClientPlan, Group, LayerMap, Local, Params, Task
 
 OWN, METHOD = "own/", "method/"  # names of what stays with a client: its own model, an exchange's tensors
@@ -111,7 +111,7 @@ def _trained(recipe: Recipe, shard: Shard, task: Task, start: Params, end: Param
 
 def in_order(recipe: Recipe, samples: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """Samples and labels, batch by batch, not augmented."""
-    for at in torch.split(samples, EVAL_BATCH):
+    for at in torch.split(samples, dealt(len(samples), EVAL_BATCH)):
         yield batch(recipe.data, at).to(recipe.device), recipe.data.y[at].to(recipe.device)
 
 

@@ -242,20 +242,25 @@ def dispatch(
 
 
 def draw_q(pruning: Pruning, rng: torch.Generator, plan: ClientPlan | None = None) -> float:
-    """q_{i,k}: a constant, one of a grid, or U[q_min, 1] (Alg. 2, l. 2).
+    """q_{i,k}: a constant, one of a grid, or U[q_min, 1] (Alg. 2, l. 2)."""
+    grid = q_grid(pruning, plan)
+    if isinstance(pruning.q, float | int):
+        return grid[0]
+    u = float(torch.rand((), generator=rng))
+    return grid[int(u * len(grid))] if grid else pruning.q_min + (1 - pruning.q_min) * u
 
-    Where the grid is of shares of the whole net, a client draws among those that it can carry.
+
+def q_grid(pruning: Pruning, plan: ClientPlan | None = None) -> tuple[float, ...]:
+    """The values, equally likely, that q is drawn from; empty: all of [q_min, 1].
+
+    Where they are shares of the whole net, a client draws among those that it can carry.
     """
     if isinstance(pruning.q, float | int):
-        return float(pruning.q)
-    u = float(torch.rand((), generator=rng))
-    if not pruning.q:
-        return pruning.q_min + (1 - pruning.q_min) * u
-    grid = pruning.q
-    if pruning.q_of == "whole" and plan is not None:
-        most = max((plan.layers[l].keep for l in pruned_layers(plan)), default=1.0)
-        grid = tuple(p / most for p in pruning.q if p <= most) or (1.0,)
-    return float(grid[int(u * len(grid))])
+        return (float(pruning.q),)
+    if not pruning.q or pruning.q_of == "kept" or plan is None:
+        return pruning.q
+    most = max((plan.layers[l].keep for l in pruned_layers(plan)), default=1.0)
+    return tuple(p / most for p in pruning.q if p <= most) or (1.0,)
 
 
 def fixed(q: float, plan: ClientPlan, masks: Masks, layers: LayerMap, rng: torch.Generator) -> Masks:
@@ -325,6 +330,7 @@ LOCAL_PRUNERS: Mapping[str, LocalPruner] = {
     "ordered_dropout": ordered_dropout,
     "ordered_matched": ordered_matched,
 }
+BY_UNITS = frozenset({"ordered_dropout", "ordered_matched"})  # local pruning that cuts whole units
 
 
 def pruned_layers(plan: ClientPlan) -> tuple[Layer, ...]:
@@ -339,7 +345,7 @@ def check_pruning(pruning: Pruning, layers: LayerMap, plans: Sequence[ClientPlan
     """Refuse what cannot be carried out, and coordinates that nobody can ever train."""
     s = pick(SELECTORS, pruning.selector, "selector")
     pick(LOCAL_PRUNERS, pruning.local, "local pruning")
-    structured = s.units is not None or pruning.local.startswith("ordered")
+    structured = s.units is not None or pruning.local in BY_UNITS
     if structured and layers.note and any(pruned_layers(p) for p in plans):
         raise PlanError(f"pruning by units needs to follow them through the net, but {layers.note}")
     if s.units is not None and pruning.physical and not pruning.hold:

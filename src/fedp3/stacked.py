@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 
 import torch
@@ -21,9 +22,8 @@ from torch import Tensor, fx, nn
 
 from fedp3.data import Dataset, batch
 from fedp3.hooks import NONE
-from fedp3.lookup import pick
 from fedp3.rng import Use, stream
-from fedp3.steps import EVAL_BATCH, SCHEDULES, Recipe, Shard, held, passed
+from fedp3.steps import EVAL_BATCH, Recipe, Shard, dealt, held, rate
 from fedp3.types import Chain, LayerMap, Local, Params, Pruning, Task
 
 ALIGNED = 16  # floats in a cache line
@@ -161,7 +161,7 @@ def train(recipe: Recipe, members: Sequence[Member], W: Stack) -> list[dict[str,
     trained = [n for l, p in plan.layers.items() if p.train for n in recipe.layers.layers[l]]
     masks = [held(recipe, m.task, trained) for m in members]
     hold = {n: _stacked([of[n] for of in masks]) for n in masks[0]}
-    lr = local.lr * pick(SCHEDULES, local.schedule, "schedule")(passed(t, local.rounds))
+    lr = rate(local, t)
     velocity = {n: torch.zeros_like(W[n]) for n in trained} if local.momentum else {}
     losses = []
     for at, weight in _batches(recipe, members):
@@ -183,9 +183,10 @@ def _batches(recipe: Recipe, members: Sequence[Member]) -> Iterator[tuple[Tensor
     at = torch.full((len(members), max(K + e for e in per_epoch) * local.batch), -1)
     for line, m, n, e in zip(at, members, own, per_epoch, strict=True):
         rng = stream(recipe.seed, Use.BATCHES, t, m.task.plan.client)
+        where = _places(n, local.batch)
         for k in range(0, K, e):
-            line[k * local.batch : k * local.batch + n] = torch.randperm(n, generator=rng)
-    at = at[:, : K * local.batch].view(len(members), K, local.batch)[:, :, :rows]  # as `steps.batches` deals them
+            line[k * local.batch + where] = torch.randperm(n, generator=rng)
+    at = at[:, : K * local.batch].view(len(members), K, local.batch)[:, :, :rows]
     real = at >= 0
     weight = real / real.sum(2, keepdim=True)
     begins = torch.tensor([0, *own]).cumsum(0)[:-1, None, None]
@@ -193,10 +194,17 @@ def _batches(recipe: Recipe, members: Sequence[Member]) -> Iterator[tuple[Tensor
     yield from zip(samples.unbind(1), weight.unbind(1), strict=True)
 
 
+@lru_cache(maxsize=1024)
+def _places(samples: int, size: int) -> Tensor:
+    """Where an epoch's samples lie in lines of `size`, a line a batch, as `steps.batches` deals them."""
+    return torch.cat([torch.arange(n) + k * size for k, n in enumerate(dealt(samples, size))])
+
+
 def _forward(recipe: Recipe, W: Stack, at: Tensor) -> list[Tensor]:
     """The inputs of every layer, and the logits, of these samples: each (clients, rows, units)."""
     x = batch(recipe.data, at.flatten()).flatten(1)
-    h = [F.pad(x, (0, -x.shape[1] % ALIGNED)).view(*at.shape, -1)]
+    x = F.pad(x, (0, -x.shape[1] % ALIGNED))
+    h = [x.view(*at.shape, x.shape[1])]
     for w, b in recipe.chain:
         z = torch.bmm(h[-1], W[w].mT) if b is None else torch.baddbmm(W[b], h[-1], W[w].mT)
         h.append(z if w == recipe.chain[-1][0] else z.relu_())

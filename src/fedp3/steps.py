@@ -96,14 +96,21 @@ def load(tensors: Mapping[str, Tensor], W: Params) -> None:
                 w.zero_()
 
 
+def dealt(samples: int, size: int) -> list[int]:
+    """The sizes of an epoch's batches: a single last sample takes one more from before, as BatchNorm needs two."""
+    sizes = [min(size, samples - j) for j in range(0, samples, size)]
+    if size > 2 and sizes[1:] and sizes[-1] == 1:
+        sizes[-2:] = [size - 1, 2]
+    return sizes
+
+
 def batches(samples: int, local: Local, rng: torch.Generator) -> Iterator[Tensor]:
     """Positions of the K batches: shuffled epochs, the last batch of each as short as it comes."""
-    per_epoch = math.ceil(samples / local.batch)
-    for k in range(local.epochs * per_epoch if local.epochs else local.steps):
-        if k % per_epoch == 0:
-            order = torch.randperm(samples, generator=rng)
-        j = k % per_epoch * local.batch
-        yield order[j : j + local.batch]
+    sizes = dealt(samples, local.batch)
+    for k in range(local.epochs * len(sizes) if local.epochs else local.steps):
+        if k % len(sizes) == 0:
+            epoch = torch.split(torch.randperm(samples, generator=rng), sizes)
+        yield epoch[k % len(sizes)]
 
 
 def train(
@@ -204,8 +211,9 @@ def _distilled_step(s: _Stretch, x: Tensor, y: Tensor, units: Mapping[Group, Ten
     here, small, _ = _lifted_out(recipe, units)
     mine = {n: small[n] for n in _prepare(here, s.task)}
     taught = F.cross_entropy(here.net(x), logits.detach().softmax(1))
+    by_name = dict(zip(W, grads, strict=True))
     for n, g in zip(mine, torch.autograd.grad(taught, list(mine.values()), materialize_grads=True), strict=True):
-        M.add_at(grads[list(W).index(n)], g, M.block(n, dict(units), layers))
+        M.add_at(by_name[n], g, M.block(n, dict(units), layers))
     _sgd(s, W, grads, s.velocity, s.hold, s.pull)
     return float(loss.detach())
 

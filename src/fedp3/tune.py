@@ -16,6 +16,7 @@ from fedp3.driver import OnRound, make_engine
 from fedp3.errors import InputError, RunError
 from fedp3.experiment import Experiment, assemble
 from fedp3.gate import NOT_FINITE
+from fedp3.locks import locked
 from fedp3.server import RoundRecord, run
 from fedp3.steps import Shard
 
@@ -84,8 +85,9 @@ def search(
             configs[value] = config.digest()
         chosen = best({v: s for v, s in scores.items() if v in cases})
         found = {"chosen": chosen, "rounds": config.run.rounds, "validation": scores, "configs": configs}
-        others = record.read_json(place) if place.exists() else {}  # read again: another search may have written
-        record.write_json(place, {**others, name: found})
+        with locked(place.parent, f".{place.stem}.lock", wait=True):  # another search may write beside this one
+            others = record.read_json(place) if place.exists() else {}
+            record.write_json(place, {**others, name: found})
         yield value, scores[value]
 
 

@@ -56,7 +56,10 @@ def orders(samples: int, steps: int, batch: int, rng: torch.Generator) -> list[l
     out: list[list[int]] = []
     while len(out) < steps:
         order = torch.randperm(samples, generator=rng).tolist()
-        out += [order[j : j + batch] for j in range(0, samples, batch)]
+        epoch = [order[j : j + batch] for j in range(0, samples, batch)]
+        if len(epoch) > 1 and len(epoch[-1]) == 1 and batch > 2:  # one sample alone has no variance
+            epoch[-1].insert(0, epoch[-2].pop())
+        out += epoch
     return out[:steps]
 
 

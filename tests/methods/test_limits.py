@@ -1,10 +1,12 @@
 """Limit cases: where a method's own idea is switched off, it is FedAvg, bit for bit."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
+from fedp3 import driver
 from fedp3.aggregate import EMPTY, Aggregation, aggregate
 from fedp3.engines.inprocess import sequential
 from fedp3.errors import ConfigError
@@ -195,3 +197,13 @@ def test_a_residual_of_layers_that_stay_home_this_round_waits() -> None:
         assert set(kept) <= set(later)
         waiting = [n for n in kept if same({n: kept[n]}, {n: later[n]})]
         assert waiting or set(kept) == set(later)
+
+
+def test_top_k_with_redrawn_layers_can_be_checkpointed(tmp_path: Path) -> None:
+    """A residual that waits is in the states of two rounds, and safetensors takes no tensor twice."""
+    e = experiment("fedp3", "upload.compress=topk", "plan.layers=lowerb", "plan.redraw=true", "run.rounds=4")
+    folder = tmp_path / "run"
+    driver.begin(e, folder)
+    whole = driver.drive(e, sequential(e.recipe, e.shards), folder)
+    checkpoint, broken = driver.pick_up(folder, e.config.digest())
+    assert checkpoint is not None and not broken and same(checkpoint.state.W, whole.state.W)

@@ -290,6 +290,12 @@ def test_what_top_k_leaves_out_is_remembered_to_the_last_bit() -> None:
     assert not same(again.tensors, packed.tensors), "what was left out counts the next time"
 
 
+def test_top_k_sends_what_is_not_a_number_so_that_it_is_refused() -> None:
+    task, moved, layers, how = upload("topk")
+    packed = pack({n: torch.full_like(w, math.nan) for n, w in moved.items()}, task, layers, "abstain", how, 0, {})
+    assert all(bool(w.isnan().any()) for n, w in packed.tensors.items() if n not in layers.buffers)
+
+
 # --------------------------------------------------------------------------- mixed fleets
 
 

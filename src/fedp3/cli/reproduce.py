@@ -269,7 +269,8 @@ def _lr(asked: Asked) -> None:
     from fedp3.reproduce.lr import cases
     from fedp3.tune import search
 
-    chosen = [pick(BENCHES, name, "bench") for name in asked.benches] or list(BENCHES.values())
+    named = asked.benches or list(BENCHES)
+    chosen = [BENCHES[rate] for rate in dict.fromkeys(pick(BENCHES, name, "bench").rate for name in named)]
     rounds = asked.rounds or PROTOCOLS["desk"].rounds
     for bench in chosen:
         each = cases(bench, rounds)

@@ -152,11 +152,11 @@ def start_seeds(
     from fedp3 import driver, record
     from fedp3.experiment import assemble
 
-    if not folder.exists():
-        assemble(settings, data_dir)  # every mistake shows before a folder is made
-        folder.mkdir(parents=True)
     each = {folder / f"seed-{k}": _with_seed(settings, settings.run.seed + k) for k in range(seeds)}
     begun = {place: driver.reopen(place, mine) for place, mine in each.items() if (place / "config.toml").exists()}
+    if not begun:
+        assemble(settings, data_dir)  # every mistake shows before anything is written
+    folder.mkdir(parents=True, exist_ok=True)
     record.write_json(folder / "seeds.json", {"seeds": seeds, "config": settings.model_dump(mode="json")})
     results = []
     for place, mine in each.items():

@@ -9,6 +9,7 @@ from fedp3.lookup import pick
 from fedp3.methods.fedcr import GAUSSIANS, code_loss
 from fedp3.methods.losses import only_present, present
 from fedp3.methods.scaffold import SCAFFOLD
+from fedp3.prune import BY_UNITS
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def clashes(p: Parts, at: Around) -> list[str]:
             p.loss == "code" and p.exchange != "gaussians"
         ),
         "[hooks] distil: widths that learn from each other need [prune] local='ordered_dropout', hold and physical": (
-            p.distil and not (at.local.startswith("ordered") and at.physical)
+            p.distil and not (at.local in BY_UNITS and at.physical)
         ),
         "[hooks] distil: the drawn width learns from the whole one by cross-entropy; leave [hooks] loss alone": (
             p.distil and p.loss != "cross_entropy"
