@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fedp3.experiment import Experiment
+from fedp3.recipe import batches
 from fedp3.rng import Use, stream
 from fedp3.server import sample
-from fedp3.steps import batches
 from fedp3.types import Local
 
 

@@ -16,10 +16,8 @@ from fedp3 import masks as M
 from fedp3 import mean
 from fedp3.aggregate import EMPTY, RULES, Aggregation, aggregate
 from fedp3.errors import InputError, RunError
-from fedp3.gate import judge
-from fedp3.mean import masked_mean
 from fedp3.types import ClientPlan, ClientUpdate, Contribution, LayerMap, LayerPlan, Masks, Params, Task
-from worlds import same, world
+from worlds import judge, masked_mean, same, world
 
 SHAPES = ((), (1,), (3,), (2, 3), (2, 1, 2), (2, 2, 1, 2))
 every_rule = pytest.mark.parametrize("rule", RULES)

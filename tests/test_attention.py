@@ -20,13 +20,13 @@ from hypothesis import strategies as st
 
 import reference as ref
 from fedp3.aggregate import EMPTY, Aggregation, Memory, aggregate
-from fedp3.client import Recipe, Shard
 from fedp3.data import load
 from fedp3.engines.inprocess import sequential
 from fedp3.layermap import layer_map
 from fedp3.models import Spec, build
 from fedp3.partition import partition, split
 from fedp3.plan import PlanRules
+from fedp3.recipe import Recipe, Shard
 from fedp3.server import Problem, ServerState, run
 from fedp3.types import ClientPlan, ClientUpdate, Contribution, LayerMap, LayerPlan, Local, Masks, Params, Pruning
 from worlds import same

@@ -17,9 +17,11 @@ from torch.nn.functional import cross_entropy
 
 import reference as ref
 from fedp3 import masks as M
-from fedp3.client import EVAL_BATCH, SCHEDULES, Shard, batches, local_update
+from fedp3.client import local_update
 from fedp3.layermap import layer_map
-from fedp3.prune import LOCAL_PRUNERS, SELECTORS, draw_q
+from fedp3.local_prune import LOCAL_PRUNERS, draw_q
+from fedp3.prune import SELECTORS
+from fedp3.recipe import EVAL_BATCH, SCHEDULES, Shard, batches
 from fedp3.rng import Use, stream
 from fedp3.types import ClientPlan, ClientState, ClientUpdate, LayerPlan, Local, Params, Task
 from worlds import CLASSES, KINDS, World, same, world

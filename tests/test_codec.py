@@ -24,28 +24,19 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedp3 import masks as M
-from fedp3.codec import (
-    HEADER_LIMIT,
-    MAGIC,
-    decode_task,
-    decode_update,
-    encode_task,
-    encode_update,
-    mask_bytes,
-    pack_mask,
-    payload_size,
-    unpack_mask,
-)
+from fedp3.codec import decode_task, decode_update, encode_task, encode_update, mask_bytes, pack_mask, unpack_mask
 from fedp3.cost import traffic
 from fedp3.errors import CodecError
 from fedp3.evaluate import global_tasks
-from fedp3.gate import EXTRA_LIMIT, judge
+from fedp3.frames import HEADER_LIMIT, MAGIC, payload_size
+from fedp3.gate import EXTRA_LIMIT
 from fedp3.layermap import layer_map
 from fedp3.models import Spec, build
 from fedp3.plan import HEADS, LAYER_SETS, OTHERS, PlanRules, client_plans
 from fedp3.prune import SELECTORS, dispatch
 from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.types import ClientPlan, ClientUpdate, Kind, LayerMap, LayerPlan, Masks, Params, Pruning, Task, Upload
+from worlds import judge
 
 # --------------------------------------------------------------------------- nets and tasks
 

@@ -17,13 +17,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from fedp3 import submodel
 from fedp3.cost import (
     CONVENTIONS,
-    Work,
     communication_by_layer,
     deployed_by_layer,
-    flops,
     held_parameters,
-    measure,
-    peak_bytes,
     reductions,
     sizes,
     spread,
@@ -34,10 +30,12 @@ from fedp3.cost import (
 from fedp3.errors import InputError
 from fedp3.fleet import round_gflop
 from fedp3.layermap import layer_map
+from fedp3.local_prune import BY_UNITS, LOCAL_PRUNERS
 from fedp3.models import MODELS, Spec, build
 from fedp3.plan import PlanRules, client_plans
-from fedp3.prune import BY_UNITS, LOCAL_PRUNERS, SELECTORS, dispatch
+from fedp3.prune import SELECTORS, dispatch
 from fedp3.types import ClientPlan, LayerMap, LayerPlan, Pruning
+from fedp3.work import Work, flops, measure, peak_bytes
 from worlds import world
 
 DATA = {

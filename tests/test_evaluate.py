@@ -12,12 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedp3.client import Shard
 from fedp3.data import from_tensors
 from fedp3.engines.inprocess import States
 from fedp3.evaluate import accuracy, dispatched_tasks, global_tasks
 from fedp3.layermap import layer_map
 from fedp3.plan import PlanRules
+from fedp3.recipe import Shard
 from fedp3.server import finish, plans_for, run, run_round
 from fedp3.types import ClientState, ClientUpdate, Failure, Reply
 from worlds import World, same, world

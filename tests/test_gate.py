@@ -12,12 +12,13 @@ from torch import Tensor, nn
 
 from fedp3 import handful
 from fedp3.aggregate import RULES, Aggregation
-from fedp3.gate import METRIC_LIMIT, NOTHING, Brought, Verdict, judge
+from fedp3.gate import METRIC_LIMIT, NOTHING, Brought, Verdict
 from fedp3.layermap import layer_map
 from fedp3.plan import PlanRules
 from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.server import Problem, ServerState, plans_for, run_round
 from fedp3.types import ClientUpdate, Failure, Params, Pruning, Reply, Task
+from worlds import judge
 
 T = 3  # the round all of this happens in
 EXAMPLES = {0: 10, 1: 20, 2: 30, 3: 40}

@@ -14,10 +14,10 @@ ROOT = Path(fedp3.__file__).parent
 # A module imports from its own level or from those above it in this list, never from below.
 LEVELS = (
     "errors types hooks rng lookup masks handful locks",
-    "data partition layermap models plan",
-    "prune submodel compress optimise mean aggregate gate privacy.clip privacy.mechanism privacy.account "
-    "privacy.ledger privacy.bounds",
-    "codec cost steps passes stacked client evaluate fleet",
+    "data partition partition_file layermap models plan",
+    "prune local_prune checks submodel compress optimise mean aggregate gate privacy.clip privacy.mechanism "
+    "privacy.account privacy.ledger privacy.bounds",
+    "frames codec cost work recipe steps passes stacked client evaluate fleet",
     "server",
     "record tensorboard methods theory privacy",
     "config",
@@ -29,7 +29,7 @@ LEVELS = (
     "cli __main__",
 )
 LEVEL = {name: level for level, names in enumerate(LEVELS) for name in names.split()}
-LINES = 400
+LINES = 330
 HEAVY = ("flwr", "ray", "matplotlib", "sklearn", "tensorboard", "dp_accounting", "opacus", "playwright")
 
 

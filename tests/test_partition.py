@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fedp3.errors import DataError, InputError
-from fedp3.partition import PARTITIONS, client_sizes, histogram, partition, read_partition, split
+from fedp3.partition import PARTITIONS, client_sizes, histogram, partition, split
+from fedp3.partition_file import read_partition
 
 
 def balanced(samples, classes):

@@ -12,20 +12,10 @@ from torch import Tensor
 
 import reference as ref
 from fedp3 import masks as M
+from fedp3.checks import check_pruning
 from fedp3.errors import InputError, PlanError
-from fedp3.prune import (
-    LOCAL_PRUNERS,
-    SELECTORS,
-    check_pruning,
-    dispatch,
-    draw_q,
-    kept_units,
-    kept_weights,
-    magnitude,
-    masks_for,
-    neuron_norm,
-    pruned_layers,
-)
+from fedp3.local_prune import LOCAL_PRUNERS, draw_q
+from fedp3.prune import SELECTORS, dispatch, kept_units, kept_weights, magnitude, masks_for, neuron_norm, pruned_layers
 from fedp3.types import ClientPlan, LayerMap, LayerPlan, Masks, Pruning
 from worlds import KINDS, World, same, world
 

@@ -19,8 +19,9 @@ import reference as ref
 from fedp3.aggregate import RULES, Aggregation
 from fedp3.engines.inprocess import States
 from fedp3.errors import RunError
+from fedp3.local_prune import LOCAL_PRUNERS
 from fedp3.plan import LAYER_SETS, PlanRules
-from fedp3.prune import LOCAL_PRUNERS, SELECTORS
+from fedp3.prune import SELECTORS
 from fedp3.rng import Use, stream
 from fedp3.server import Problem, ServerState, finish, plans_for, run, run_round, sample
 from fedp3.types import ClientUpdate, Execute, Failure, Reply, Task

@@ -14,8 +14,8 @@ from fedp3.client import Job, local_update, stacked_updates
 from fedp3.data import from_tensors
 from fedp3.evaluate import global_tasks
 from fedp3.layermap import layer_map
+from fedp3.recipe import Recipe, Shard, batches
 from fedp3.rng import Use, stream
-from fedp3.steps import Recipe, Shard, batches
 from fedp3.types import Local, Pruning
 from worlds import same, world
 

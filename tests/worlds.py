@@ -1,26 +1,29 @@
 """Small nets, small data and small fleets, for the package and for the twins alike."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import reference as ref
 from fedp3.aggregate import Aggregation
-from fedp3.client import Recipe, Shard
 from fedp3.data import Dataset, from_tensors
 from fedp3.engines.inprocess import Engine, States, sequential
+from fedp3.gate import NOTHING, Brought, Verdict, sift
 from fedp3.layermap import layer_map
+from fedp3.masks import Kept
+from fedp3.mean import Sum
 from fedp3.models import Spec, build
 from fedp3.plan import PlanRules, client_plans
 from fedp3.prune import dispatch
+from fedp3.recipe import Recipe, Shard
 from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.server import Problem, ServerState
-from fedp3.types import ClientPlan, LayerMap, Local, Params, Pruning, Task
+from fedp3.types import ClientPlan, LayerMap, Local, Params, Pruning, Reply, Task
 
 CLASSES = 4
 MASKED = Pruning(physical=False)  # what the twins spell out; smaller nets are held equal to it in test_submodel.py
@@ -181,3 +184,25 @@ def same(a: Params, b: Params) -> bool:
     """Whether two sets of tensors have the same names and the same bits."""
     bits = torch.int32  # so that 0.0 and -0.0 differ
     return a.keys() == b.keys() and all(torch.equal(a[n].view(bits), b[n].view(bits)) for n in a)
+
+
+def judge(
+    replies: Iterable[Reply],
+    tasks: Sequence[Task],
+    layers: LayerMap,
+    examples: Mapping[int, int],
+    brought: Brought = NOTHING,
+) -> Verdict:
+    """Sort replies; `examples` is how many training samples each client registered."""
+    rejected: dict[int, str] = {}
+    late: list[int] = []
+    accepted = tuple(sift(replies, tasks, layers, examples, rejected, late, brought))
+    return Verdict(accepted, rejected, tuple(sorted(late)))
+
+
+def masked_mean(old: Tensor, sent: Iterable[tuple[Tensor, Kept]], a: Iterable[float]) -> Tensor:
+    """The mean of these uploads, each of what is kept of it."""
+    total = Sum(torch.zeros(old.shape, dtype=torch.float64))
+    for (w, kept), a_i in zip(sent, a, strict=True):
+        total.add(w, kept, a_i)
+    return total.mean(old)

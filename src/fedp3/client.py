@@ -13,10 +13,9 @@ from fedp3.compress import RESIDUAL, WAYS, pack
 from fedp3.data import batch
 from fedp3.errors import RunError
 from fedp3.passes import METHOD, OWN, Ended, run_passes, scaling
-from fedp3.steps import EVAL_BATCH, SCHEDULES, Recipe, Shard, batches, labels_of, load, named, smaller
+from fedp3.recipe import EVAL_BATCH, Recipe, Shard, smaller
+from fedp3.steps import labels_of, load, named
 from fedp3.types import ClientState, ClientUpdate, Group, Masks, Params, Task
-
-__all__ = ["EVAL_BATCH", "SCHEDULES", "Job", "Recipe", "Shard", "batches", "local_update", "stacked_updates"]
 
 Answer = tuple[ClientUpdate, ClientState | None]  # what leaves a client, and what stays
 

@@ -6,21 +6,19 @@ float32 or what the run compresses uploads to.  Everything else is framing.  Dec
 and never runs code.
 """
 
-import hashlib
-import json
 import math
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fedp3 import masks as M
-from fedp3.compress import dtype_of, top, way
+from fedp3.compress import dtype_of, top, travelling, way
 from fedp3.errors import CodecError
+from fedp3.frames import Reader, frame, open_frame
 from fedp3.gate import EXTRA_LIMIT
 from fedp3.masks import Kept
 from fedp3.prune import SELECTORS, cut_weights, kept_together, kept_weights, masks_for
@@ -40,8 +38,6 @@ from fedp3.types import (
     Upload,
 )
 
-MAGIC = b"fp3\x01"
-HEADER_LIMIT = 1 << 20
 WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)  # what a false header leads to
 
 
@@ -91,66 +87,9 @@ def wire_bytes(name: str, count: int, layers: LayerMap, compression: Compression
     return how.dtype.itemsize * count + 4 * how.scaled
 
 
-# --------------------------------------------------------------------------- frames
-
-
 def room_for(extra: Params) -> int:
     """How many bytes of a method's own tensors a reader makes room for."""
     return max(EXTRA_LIMIT, 4 * sum(w.numel() for w in extra.values()))
-
-
-def _frame(header: Mapping[str, Any], payload: bytes) -> bytes:
-    head = json.dumps({**header, "sha256": hashlib.sha256(payload).hexdigest()}, separators=(",", ":")).encode()
-    return MAGIC + struct.pack("<I", len(head)) + head + payload
-
-
-def _open_frame(data: bytes, kind: str, most: int) -> tuple[dict[str, Any], memoryview]:
-    """Header and payload of a message of this kind, with a payload of at most so many bytes."""
-    if len(data) < 8 or data[:4] != MAGIC:
-        raise CodecError("these bytes are no fedp3 message")
-    (length,) = struct.unpack("<I", data[4:8])
-    if length > min(HEADER_LIMIT, len(data) - 8):
-        raise CodecError(f"header of {length} bytes in a message of {len(data)}")
-    payload = memoryview(data)[8 + length :]
-    if len(payload) > most:
-        raise CodecError(f"a payload of {len(payload)} bytes, at most {most} can be meant")
-    try:
-        header = json.loads(data[8 : 8 + length])
-    except (ValueError, RecursionError) as error:
-        raise CodecError(f"the header is not JSON: {str(error)[:120]}") from None
-    if not isinstance(header, dict) or header.get("kind") != kind:
-        raise CodecError(f"want a message of kind {kind!r}")
-    if header.get("sha256") != hashlib.sha256(payload).hexdigest():
-        raise CodecError("the payload does not match its checksum: truncated or changed on the way")
-    return header, payload
-
-
-def payload_size(data: bytes) -> int:
-    """Bytes of a message that are payload; the rest is framing."""
-    return len(data) - 8 - int(struct.unpack("<I", data[4:8])[0])
-
-
-class _Reader:
-    """Takes pieces off a payload, never past its end."""
-
-    def __init__(self, payload: memoryview) -> None:
-        self.rest = payload
-
-    def take(self, size: int) -> bytes:
-        if size > len(self.rest):
-            raise CodecError(f"the payload ends {size - len(self.rest)} bytes early")
-        piece, self.rest = bytes(self.rest[:size]), self.rest[size:]
-        return piece
-
-    def values(self, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
-        native = torch.empty(0, dtype=dtype).numpy().dtype
-        return torch.from_numpy(
-            np.frombuffer(self.take(dtype.itemsize * count), native.newbyteorder("<")).astype(native)
-        )
-
-    def done(self) -> None:
-        if len(self.rest):
-            raise CodecError(f"{len(self.rest)} bytes too many in the payload")
 
 
 def _bytes_of(w: Tensor) -> bytes:
@@ -182,7 +121,7 @@ def encode_task(task: Task, layers: LayerMap, pruning: Pruning) -> bytes:
     plan = {l: [p.send, p.keep, p.train, p.upload] for l, p in task.plan.layers.items()}
     header = {"kind": "task", "t": task.t, "client": task.plan.client, "plan": plan, "task": task.kind}
     more = {"evaluate": task.evaluate, "state_from": task.state_from, "deal": task.plan.deal}
-    return _frame({**header, **more, "extra": _shapes(task.extra)}, b"".join(payload))
+    return frame({**header, **more, "extra": _shapes(task.extra)}, b"".join(payload))
 
 
 def _mask_pieces(masks: Masks, layers: LayerMap, pruning: Pruning) -> list[bytes]:
@@ -206,7 +145,7 @@ def _line(at: Tensor, n: int) -> Tensor:
 
 def decode_task(data: bytes, layers: LayerMap, pruning: Pruning, seed: int, room: int = 0) -> Task:
     """The inverse of `encode_task`; derivable masks are derived.  A method's tensors may take `room` bytes."""
-    header, payload = _open_frame(data, "task", _most(layers) + room)
+    header, payload = open_frame(data, "task", _most(layers) + room)
     try:
         whole = {l: _layer_plan(*p) for l, p in header["plan"].items()}
         plan = ClientPlan(_whole(header["client"]), whole, _deal(*header["deal"]))
@@ -220,7 +159,7 @@ def decode_task(data: bytes, layers: LayerMap, pruning: Pruning, seed: int, room
     derivable = SELECTORS[pruning.selector].derivable
     zeros = {n: torch.zeros(shape) for n, shape in layers.shapes.items()}
     masks = masks_for(plan, zeros, layers, pruning, t, seed) if derivable else _expected(plan, layers, pruning)
-    reader = _Reader(payload)
+    reader = Reader(payload)
     if not derivable:
         masks = _read_masks(reader, masks, plan, layers, pruning)
     task = Task(t, plan, {}, masks, kind, evaluate, state_from)
@@ -262,7 +201,7 @@ def _told(error: Exception) -> str:
     return f"{type(error).__name__}: {str(error)[:120]}"
 
 
-def _read_masks(reader: _Reader, expected: Masks, plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> Masks:
+def _read_masks(reader: Reader, expected: Masks, plan: ClientPlan, layers: LayerMap, pruning: Pruning) -> Masks:
     sizes = {n: m.numel() for n, m in expected.weights.items()}
     counts = {n: int(m.sum()) for n, m in expected.weights.items()}
     read: Mapping[str, Tensor] = {}
@@ -292,17 +231,11 @@ def _shaped(values: Tensor, kept: Kept, shape: tuple[int, ...]) -> Tensor:
 # --------------------------------------------------------------------------- updates
 
 
-def _back(plan: ClientPlan, masks: Masks, layers: LayerMap, stale: str) -> Iterator[tuple[str, Kept]]:
-    for l in plan.uploaded:
-        for n in layers.layers[l]:
-            yield n, M.uploaded(n, l, plan, masks, layers, stale)
-
-
 def encode_update(
     update: ClientUpdate, task: Task, layers: LayerMap, stale: str, compression: Compression = AS_IS
 ) -> bytes:
     """An update as a message; which coordinates travel follows from its task."""
-    back = _back(task.plan, task.masks, layers, stale) if task.kind == "train" else ()
+    back = travelling(task, layers, stale) if task.kind == "train" else ()
     payload = []
     for n, kept in back:
         values, how = M.take(update.tensors[n], kept), way(n, layers, compression)
@@ -320,17 +253,17 @@ def encode_update(
         "metrics": dict(update.metrics),
         "extra": _shapes(update.extra),
     }
-    return _frame(header, b"".join(payload))
+    return frame(header, b"".join(payload))
 
 
 def decode_update(
     data: bytes, task: Task, layers: LayerMap, stale: str, compression: Compression = AS_IS, room: int = EXTRA_LIMIT
 ) -> ClientUpdate:
     """The inverse of `encode_update`, for the task that was sent; values are checked by the gate."""
-    back = dict(_back(task.plan, task.masks, layers, stale)) if task.kind == "train" else {}
+    back = dict(travelling(task, layers, stale)) if task.kind == "train" else {}
     counts = {n: M.count(kept, layers.shapes[n]) for n, kept in back.items()}
-    header, payload = _open_frame(data, "update", 4 * sum(counts.values()) + room)
-    reader = _Reader(payload)
+    header, payload = open_frame(data, "update", 4 * sum(counts.values()) + room)
+    reader = Reader(payload)
     tensors = {}
     for n, kept in back.items():
         tensors[n] = _shaped(_read_values(reader, n, counts[n], layers, compression), kept, layers.shapes[n])
@@ -345,7 +278,7 @@ def decode_update(
     return ClientUpdate(client, t, tensors, examples, metrics, extra)
 
 
-def _read_values(reader: _Reader, name: str, count: int, layers: LayerMap, compression: Compression) -> Tensor:
+def _read_values(reader: Reader, name: str, count: int, layers: LayerMap, compression: Compression) -> Tensor:
     how = way(name, layers, compression)
     if how is None or not how.remembers:
         return reader.values(count, dtype_of(name, layers, compression))

@@ -21,7 +21,7 @@ import torch
 
 from fedp3 import __version__, config, inputs, record
 from fedp3.config import Config
-from fedp3.cost import flops, measure, reductions, traffic
+from fedp3.cost import reductions, traffic
 from fedp3.engines.inprocess import Engine, States, sequential
 from fedp3.engines.pool import pool
 from fedp3.errors import ConfigError, InputError
@@ -33,6 +33,7 @@ from fedp3.privacy.ledger import Ledger, open_ledger, summary
 from fedp3.scribe import scribe
 from fedp3.server import Final, RoundRecord, ServerState, finish, plans_for, run
 from fedp3.types import ClientPlan, LayerPlan
+from fedp3.work import flops, measure
 
 OnRound = Callable[[RoundRecord], None]
 SMALL = 3e11  # FLOPs of a whole run below which starting processes costs more than they save
@@ -87,16 +88,15 @@ def check_engine(engine: str) -> None:
 
 def _workers(experiment: Experiment) -> int:
     problem, recipe = experiment.problem, experiment.recipe
-    clients = problem.clients_per_round or len(problem.keep)
     if recipe.device != "cpu":
         return 1
     plan = plans_for(problem, 0)[0]
     per_example = flops(measure(recipe.net, tuple(recipe.data.x.shape[1:])), plan, problem.layers, problem.pruning)
     local, samples = recipe.local, max(problem.examples.values())
     examples = local.epochs * samples if local.epochs else local.steps * min(local.batch, samples)
-    if per_example * examples * clients * problem.rounds < SMALL:
+    if per_example * examples * problem.participants * problem.rounds < SMALL:
         return 1
-    return max(1, min(clients, _cores()))
+    return max(1, min(problem.participants, _cores()))
 
 
 def _cores() -> int:

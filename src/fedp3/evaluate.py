@@ -10,10 +10,9 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fedp3.gate import METRIC_MOST
 from fedp3.prune import dispatch
 from fedp3.types import ClientPlan, ClientUpdate, Layer, LayerMap, LayerPlan, Params, Pruning, Reply, Task
-
-MOST = 3.4e38  # about the largest float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +34,7 @@ def accuracy(replies: Iterable[Reply]) -> Accuracy | None:
         return None
     each = {i: m["correct"] / m["tested"] for i, m in sorted(scored.items())}
     # What no net computes would make the sum fail; it only makes it meaningless.
-    losses = [x if abs(x := m["test_loss"] / m["tested"]) <= MOST else math.nan for m in scored.values()]
+    losses = [x if abs(x := m["test_loss"] / m["tested"]) <= METRIC_MOST else math.nan for m in scored.values()]
     return Accuracy(
         mean=statistics.fmean(each.values()),
         std=statistics.pstdev(each.values()),

@@ -11,21 +11,24 @@ from torch import nn
 from fedp3 import data as datasets
 from fedp3 import fleet, methods, stacked
 from fedp3.aggregate import Aggregation
-from fedp3.client import Recipe, Shard
+from fedp3.checks import check_pruning
 from fedp3.config import Config
-from fedp3.cost import Work, flops, held_parameters, measure, peak_bytes, traffic_by_layer
+from fedp3.cost import held_parameters, traffic_by_layer
 from fedp3.data import Dataset, batch
 from fedp3.errors import InputError
 from fedp3.layermap import layer_map
 from fedp3.models import PADS_TO, Spec, build, channels_last
 from fedp3.optimise import Server
-from fedp3.partition import histogram, partition, read_partition, split
+from fedp3.partition import histogram, partition, split
+from fedp3.partition_file import read_partition
 from fedp3.plan import PlanRules, check_coverage, coverage, devices
 from fedp3.privacy import rules as ldp
-from fedp3.prune import SELECTORS, check_pruning
+from fedp3.prune import SELECTORS
+from fedp3.recipe import Recipe, Shard
 from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.server import Problem, ServerState, plans_for
 from fedp3.types import ClientPlan, Compression, Layer, Local, Private, Pruning
+from fedp3.work import Work, flops, measure, peak_bytes
 
 
 @dataclass(frozen=True, slots=True)

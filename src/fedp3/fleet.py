@@ -11,11 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
-from fedp3.cost import Work, flops, unit_counts
-from fedp3.passes import only, steps_of
-from fedp3.prune import BY_UNITS, LOCAL_PRUNERS, q_grid
-from fedp3.steps import Recipe
+from fedp3.cost import unit_counts
+from fedp3.local_prune import BY_UNITS, LOCAL_PRUNERS, q_grid
+from fedp3.passes import only
+from fedp3.recipe import Recipe, steps_of
 from fedp3.types import ClientPlan, Group, Masks
+from fedp3.work import Work, flops
 
 DRAWS = 8  # widths that stand for all of U[q_min, 1]
 

@@ -69,20 +69,6 @@ class Verdict:
     late: tuple[int, ...]
 
 
-def judge(
-    replies: Iterable[Reply],
-    tasks: Sequence[Task],
-    layers: LayerMap,
-    examples: Mapping[int, int],
-    brought: Brought = NOTHING,
-) -> Verdict:
-    """Sort replies; `examples` is how many training samples each client registered."""
-    rejected: dict[int, str] = {}
-    late: list[int] = []
-    accepted = tuple(sift(replies, tasks, layers, examples, rejected, late, brought))
-    return Verdict(accepted, rejected, tuple(sorted(late)))
-
-
 def sift(
     replies: Iterable[Reply],
     tasks: Sequence[Task],

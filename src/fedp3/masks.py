@@ -4,6 +4,7 @@ A mask on one tensor is a `Kept`: None (whole), a bool tensor (unstructured), or
 (structured).  `active` is what a client's training may touch; `sent` and `uploaded` are what travels.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,7 +24,7 @@ class Block:
 Kept = Tensor | Block | None
 
 
-def _side(axis: Axis | None, units: dict[str, Tensor]) -> Tensor | None:
+def _side(axis: Axis | None, units: Mapping[str, Tensor]) -> Tensor | None:
     if axis is None or axis.group not in units:
         return None
     at = units[axis.group]
@@ -32,7 +33,7 @@ def _side(axis: Axis | None, units: dict[str, Tensor]) -> Tensor | None:
     return (at[:, None] * axis.repeat + torch.arange(axis.repeat, device=at.device)).flatten()  # (kept units * repeat,)
 
 
-def block(name: str, units: dict[str, Tensor], layers: LayerMap) -> Block | None:
+def block(name: str, units: Mapping[str, Tensor], layers: LayerMap) -> Block | None:
     """The rows and columns of one tensor that these kept units leave."""
     axes = (*layers.axes.get(name, ()), None, None)
     rows, cols = _side(axes[0], units), _side(axes[1], units)
@@ -43,7 +44,7 @@ def active(name: str, masks: Masks, layers: LayerMap) -> Kept:
     """The coordinates of a tensor that exist at this client."""
     if name in masks.weights:
         return masks.weights[name]
-    return block(name, dict(masks.units), layers) if masks.units else None
+    return block(name, masks.units, layers) if masks.units else None
 
 
 def travels(name: str, whole: bool, masks: Masks, layers: LayerMap, stale: str) -> Kept:

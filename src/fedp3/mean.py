@@ -5,7 +5,7 @@ scale leaves no trace, and equal uploads come back bit-equal.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -73,11 +73,3 @@ class Sum:
             self._settle()
             return self.num.div_(math.fsum(self.den)).to(old.dtype)
         return torch.where(self.den > 0, (self.num / self.den).to(old.dtype), old)
-
-
-def masked_mean(old: Tensor, sent: Iterable[tuple[Tensor, Kept]], a: Iterable[float]) -> Tensor:
-    """The mean of these uploads, each of what is kept of it."""
-    total = Sum(torch.zeros(old.shape, dtype=torch.float64))
-    for (w, kept), a_i in zip(sent, a, strict=True):
-        total.add(w, kept, a_i)
-    return total.mean(old)

@@ -38,37 +38,40 @@ def _scaled(d: Tensor, moments: dict[str, Tensor], how: Server) -> Tensor:
 
 
 def _momentum(d: Tensor, moments: dict[str, Tensor], how: Server) -> Tensor:
-    moments["m"] = how.beta1 * moments.get("m", torch.zeros_like(d)) + d
+    moments["m"] = how.beta1 * moments["m"] + d
     return how.lr * moments["m"]
 
 
 def _adam(d: Tensor, moments: dict[str, Tensor], how: Server) -> Tensor:
-    m, v = moments.get("m", torch.zeros_like(d)), moments.get("v", torch.full_like(d, how.tau**2))
-    moments["m"] = how.beta1 * m + (1 - how.beta1) * d
-    moments["v"] = how.beta2 * v + (1 - how.beta2) * d * d
+    moments["m"] = how.beta1 * moments["m"] + (1 - how.beta1) * d
+    moments["v"] = how.beta2 * moments["v"] + (1 - how.beta2) * d * d
     return how.lr * moments["m"] / (moments["v"].sqrt() + how.tau)
 
 
-SERVERS: Mapping[str, Step] = {"none": _scaled, "momentum": _momentum, "adam": _adam}
+SERVERS: Mapping[str, tuple[Step, str]] = {  # the step, and its moments
+    "none": (_scaled, ""),
+    "momentum": (_momentum, "m"),
+    "adam": (_adam, "mv"),
+}
 
 
 def optimise(
     W: Params, mean: Params, sent: Mapping[str, Tensor | None], layers: LayerMap, how: Server, moments: Moments
 ) -> tuple[Params, Moments]:
     """W_{t+1} and the moments; `sent` has a mask for each tensor that came back, None where all of it did."""
-    step = pick(SERVERS, how.kind, "server optimiser")
+    step, kinds = pick(SERVERS, how.kind, "server optimiser")
     if how.kind == "none" and how.lr == 1:
         return mean, moments
     new, after = dict(mean), dict(moments)
     for n, mask in sent.items():
         if n in layers.buffers:
             continue
-        own = {k.removesuffix(f"/{n}"): w for k, w in moments.items() if k in (f"m/{n}", f"v/{n}")}
-        before = dict(own)
+        before = {k: moments[at] if (at := f"{k}/{n}") in moments else _fresh(k, W[n], how) for k in kinds}
+        own = dict(before)
         change = step(mean[n] - W[n], own, how)
         new[n] = _where(mask, W[n] + change, W[n])
-        for k, w in own.items():
-            after[f"{k}/{n}"] = _where(mask, w, before.get(k, _fresh(k, w, how)))
+        for k in kinds:
+            after[f"{k}/{n}"] = _where(mask, own[k], before[k])
     return new, after
 
 

@@ -4,7 +4,6 @@ One pass is K steps on some layers of one model: the one that was sent (what is 
 one of the client's own, which starts at W_0 and stays with it.  P is measured on whatever the last pass trained.
 """
 
-import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -16,8 +15,9 @@ from torch import Tensor, nn
 from fedp3.data import batch
 from fedp3.hooks import Pass, Pull, Trained
 from fedp3.privacy.mechanism import draws
+from fedp3.recipe import EVAL_BATCH, Recipe, Shard, dealt, rate, steps_of
 from fedp3.rng import Use, layers_draw_from
-from fedp3.steps import EVAL_BATCH, Recipe, Shard, dealt, load, named, rate, train
+from fedp3.steps import load, named, train
 from fedp3.types import ClientPlan, Group, LayerMap, Local, Params, Task
 
 OWN, METHOD = "own/", "method/"  # names of what stays with a client: its own model, an exchange's tensors
@@ -83,12 +83,6 @@ def only(plan: ClientPlan, p: Pass, layers: LayerMap) -> ClientPlan:
 def stretched(local: Local, samples: int, share: float) -> Local:
     """Local training over this share of its steps."""
     return local if share == 1 else replace(local, steps=steps_of(local, samples, share), epochs=0)
-
-
-def steps_of(local: Local, samples: int, share: float = 1.0) -> int:
-    """How many steps a pass takes: at least one, unless none are asked for at all."""
-    whole = local.epochs * math.ceil(samples / local.batch) or local.steps
-    return min(whole, 1) if share * whole < 1 else round(share * whole)
 
 
 def _under(prefix: str, kept: Kept) -> dict[str, Tensor]:

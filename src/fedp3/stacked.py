@@ -22,8 +22,9 @@ from torch import Tensor, fx, nn
 
 from fedp3.data import Dataset, batch
 from fedp3.hooks import NONE
+from fedp3.recipe import EVAL_BATCH, Recipe, Shard, dealt, rate, steps_of
 from fedp3.rng import Use, stream
-from fedp3.steps import EVAL_BATCH, Recipe, Shard, dealt, held, rate
+from fedp3.steps import held
 from fedp3.types import Chain, LayerMap, Local, Params, Pruning, Task
 
 ALIGNED = 16  # floats in a cache line
@@ -98,17 +99,13 @@ def alike(recipe: Recipe, shard: Shard, task: Task) -> Hashable:
         return None
     units = task.masks.units
     counts = tuple(sorted((g, len(at)) for g, at in units.items())) if units else ()
-    shape = _steps(samples, recipe.local), _rows(samples, recipe.local)
+    shape = steps_of(recipe.local, samples), _rows(samples, recipe.local)
     return task.t, task.kind, task.evaluate, id(task.plan.layers), counts, shape
 
 
 def most(recipe: Recipe) -> int:
     """How many clients one stack takes."""
     return max(1, TOGETHER // sum(math.prod(s) for s in recipe.layers.shapes.values()))
-
-
-def _steps(samples: int, local: Local) -> int:
-    return local.epochs * math.ceil(samples / local.batch) or local.steps
 
 
 def _rows(samples: int, local: Local) -> int:
@@ -177,7 +174,7 @@ def train(recipe: Recipe, members: Sequence[Member], W: Stack) -> list[dict[str,
 def _batches(recipe: Recipe, members: Sequence[Member]) -> Iterator[tuple[Tensor, Tensor]]:
     """Per step the samples of every member, (clients, rows), and what each counts: 1/n, or 0 where it only pads."""
     local, t = recipe.local, members[0].task.t
-    K, rows = _steps(len(members[0].shard.train), local), _rows(len(members[0].shard.train), local)
+    K, rows = steps_of(local, len(members[0].shard.train)), _rows(len(members[0].shard.train), local)
     own = [len(m.shard.train) for m in members]
     per_epoch = [math.ceil(n / local.batch) for n in own]
     at = torch.full((len(members), max(K + e for e in per_epoch) * local.batch), -1)
@@ -196,7 +193,7 @@ def _batches(recipe: Recipe, members: Sequence[Member]) -> Iterator[tuple[Tensor
 
 @lru_cache(maxsize=1024)
 def _places(samples: int, size: int) -> Tensor:
-    """Where an epoch's samples lie in lines of `size`, a line a batch, as `steps.batches` deals them."""
+    """Where an epoch's samples lie in lines of `size`, a line a batch, as `recipe.batches` deals them."""
     return torch.cat([torch.arange(n) + k * size for k, n in enumerate(dealt(samples, size))])
 
 

@@ -6,9 +6,9 @@ Masked coordinates get neither gradient, decay nor momentum.  Everything drawn i
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
@@ -16,40 +16,16 @@ from torch import Tensor, nn
 
 from fedp3 import masks as M
 from fedp3 import submodel
-from fedp3.data import Dataset, batch
-from fedp3.hooks import NO_PULL, NONE, Given, Hooks, Pull
+from fedp3.data import batch
+from fedp3.hooks import NO_PULL, Given, Pull
+from fedp3.local_prune import LOCAL_PRUNERS, draw_q
 from fedp3.lookup import pick
 from fedp3.masks import Kept
 from fedp3.privacy.mechanism import Gradient, draws, private_batches, private_gradient
-from fedp3.prune import LOCAL_PRUNERS, draw_q, pruned_layers
+from fedp3.prune import pruned_layers
+from fedp3.recipe import Recipe, Shard, batches, rate, smaller
 from fedp3.rng import Use, stream
-from fedp3.types import AS_IS, Chain, Compression, Group, LayerMap, Local, Masks, Params, Private, Pruning, Task
-
-
-@dataclass(frozen=True, slots=True)
-class Shard:
-    """One client's samples, as indices into the pool."""
-
-    train: Tensor
-    test: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class Recipe:
-    """What all clients share and know before the first task."""
-
-    net: nn.Module  # a workbench: its values mean nothing between two tasks
-    layers: LayerMap
-    data: Dataset
-    local: Local
-    pruning: Pruning
-    initial: Params  # W_0, where personal layers begin
-    seed: int
-    device: str = "cpu"
-    chain: Chain = ()  # the layers of a net so small that its clients train stacked
-    private: Private | None = None
-    hooks: Hooks = NONE  # what the method adds
-    compression: Compression = AS_IS
+from fedp3.types import Group, LayerMap, Masks, Params, Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,23 +41,6 @@ class _Stretch:
     lr: float
 
 
-EVAL_BATCH = 48  # samples scored at once: larger batches are slower on a CPU, their activations leave the cache
-SCHEDULES: Mapping[str, Callable[[float], float]] = {  # share of the run that has passed -> factor on lr
-    "constant": lambda done: 1.0,
-    "linear": lambda done: 1.0 - done,
-    "cosine": lambda done: 0.5 * (1 + math.cos(math.pi * done)),
-}
-
-
-def smaller(recipe: Recipe, units: Mapping[Group, Tensor]) -> Recipe:
-    """The recipe on the net that is left when only these units are kept."""
-    if not units:
-        return recipe
-    counts = submodel.counts_of(units)
-    net = submodel.small_net(recipe.net, recipe.layers, counts)
-    return replace(recipe, net=net, layers=submodel.shrink_map(recipe.layers, counts))
-
-
 def named(net: nn.Module) -> dict[str, Tensor]:
     return {**dict(net.named_parameters()), **dict(net.named_buffers())}
 
@@ -94,23 +53,6 @@ def load(tensors: Mapping[str, Tensor], W: Params) -> None:
                 w.copy_(W[n])
             elif n.endswith("num_batches_tracked"):
                 w.zero_()
-
-
-def dealt(samples: int, size: int) -> list[int]:
-    """The sizes of an epoch's batches: a single last sample takes one more from before, as BatchNorm needs two."""
-    sizes = [min(size, samples - j) for j in range(0, samples, size)]
-    if size > 2 and sizes[1:] and sizes[-1] == 1:
-        sizes[-2:] = [size - 1, 2]
-    return sizes
-
-
-def batches(samples: int, local: Local, rng: torch.Generator) -> Iterator[Tensor]:
-    """Positions of the K batches: shuffled epochs, the last batch of each as short as it comes."""
-    sizes = dealt(samples, local.batch)
-    for k in range(local.epochs * len(sizes) if local.epochs else local.steps):
-        if k % len(sizes) == 0:
-            epoch = torch.split(torch.randperm(samples, generator=rng), sizes)
-        yield epoch[k % len(sizes)]
 
 
 def train(
@@ -158,16 +100,6 @@ def _source(recipe: Recipe, shard: Shard, task: Task, at: tuple[int, ...]) -> tu
     return private_batches(private, local, samples, *where), private_gradient(private, local, samples, *where)
 
 
-def passed(t: int, rounds: int) -> float:
-    """The share of the run that has passed; a probe after the last round still learns as the last round did."""
-    return min(t, max(rounds, 1) - 1) / max(rounds, 1)
-
-
-def rate(local: Local, t: int) -> float:
-    """The learning rate of round t."""
-    return local.lr * pick(SCHEDULES, local.schedule, "schedule")(passed(t, local.rounds))
-
-
 def _small_step(s: _Stretch, x: Tensor, y: Tensor, units: Mapping[Group, Tensor]) -> float:
     """One step on the net that ordered dropout leaves, written back into the whole one."""
     recipe, velocity, layers = s.recipe, s.velocity, s.recipe.layers
@@ -213,7 +145,7 @@ def _distilled_step(s: _Stretch, x: Tensor, y: Tensor, units: Mapping[Group, Ten
     taught = F.cross_entropy(here.net(x), logits.detach().softmax(1))
     by_name = dict(zip(W, grads, strict=True))
     for n, g in zip(mine, torch.autograd.grad(taught, list(mine.values()), materialize_grads=True), strict=True):
-        M.add_at(by_name[n], g, M.block(n, dict(units), layers))
+        M.add_at(by_name[n], g, M.block(n, units, layers))
     _sgd(s, W, grads, s.velocity, s.hold, s.pull)
     return float(loss.detach())
 

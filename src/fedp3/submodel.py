@@ -118,12 +118,12 @@ def counts_of(units: Units) -> dict[Group, int]:
 
 def cut(W: Params, units: Units, layers: LayerMap) -> dict[str, Tensor]:
     """The tensors of the smaller net."""
-    return {n: M.take(w, M.block(n, dict(units), layers)) for n, w in W.items()}
+    return {n: M.take(w, M.block(n, units, layers)) for n, w in W.items()}
 
 
 def write_back(W: Params, small: Params, units: Units, layers: LayerMap) -> dict[str, Tensor]:
     """The smaller net's tensors in their places in W; W itself is not touched."""
-    kept = {n: M.block(n, dict(units), layers) for n in small}
+    kept = {n: M.block(n, units, layers) for n in small}
     out = {n: w if kept[n] is None else W[n].clone() for n, w in small.items()}
     put_back(out, {n: w for n, w in small.items() if kept[n] is not None}, units, layers)
     return out
@@ -133,7 +133,7 @@ def write_back(W: Params, small: Params, units: Units, layers: LayerMap) -> dict
 def put_back(W: Params, small: Params, units: Units, layers: LayerMap) -> None:
     """The same in place."""
     for n, w in small.items():
-        kept = M.block(n, dict(units), layers)
+        kept = M.block(n, units, layers)
         if kept is None:
             W[n].copy_(w)
         else:

@@ -17,8 +17,8 @@ from fedp3.errors import InputError, RunError
 from fedp3.experiment import Experiment, assemble
 from fedp3.gate import NOT_FINITE
 from fedp3.locks import locked
+from fedp3.recipe import Shard
 from fedp3.server import RoundRecord, run
-from fedp3.steps import Shard
 
 TRAINED = 0.8  # share of the training part that is trained on
 EVALUATIONS, SCORED = 20, 10  # a run is evaluated so often, and the last ones count, at most half of them

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fedp3 import config, record
-from fedp3.codec import MAGIC, encode_update, payload_size, room_for
+from fedp3.codec import encode_update, room_for
 from fedp3.data import from_tensors
 from fedp3.driver import drive, make_engine
 from fedp3.engines.flower import node
@@ -47,6 +47,7 @@ from fedp3.engines.flower.strategy import FedP3, own
 from fedp3.engines.inprocess import States
 from fedp3.errors import CodecError, InputError, RunError
 from fedp3.experiment import assemble
+from fedp3.frames import MAGIC, payload_size
 from fedp3.methods import METHODS
 from fedp3.record import read_events, read_json
 from fedp3.rng import Use, layers_draw_from, stream

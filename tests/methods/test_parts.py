@@ -19,11 +19,12 @@ from fedp3.hooks import Given, Pass
 from fedp3.methods.fedcr import GAUSSIANS, divergence
 from fedp3.methods.losses import present
 from fedp3.models import Spec, build
-from fedp3.passes import only, scaling, settle, steps_of
+from fedp3.passes import only, scaling, settle
 from fedp3.plan import PlanRules, client_plans, devices
 from fedp3.prune import SELECTORS, dealt_out, dispatch, masks_for, part
+from fedp3.recipe import Shard, steps_of
 from fedp3.server import plans_for
-from fedp3.steps import Shard, load, named
+from fedp3.steps import load, named
 from fedp3.types import AS_IS, ClientPlan, Compression, LayerPlan, Local, Pruning, Task
 from worlds import CLASSES, same, world
 

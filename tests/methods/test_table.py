@@ -10,11 +10,12 @@ import torch
 
 from fedp3 import config
 from fedp3.client import local_update
-from fedp3.codec import decode_task, decode_update, encode_task, encode_update, payload_size, room_for
+from fedp3.codec import decode_task, decode_update, encode_task, encode_update, room_for
 from fedp3.driver import make_engine
 from fedp3.engines.inprocess import States, sequential
 from fedp3.errors import InputError
 from fedp3.experiment import Experiment, assemble
+from fedp3.frames import payload_size
 from fedp3.methods import METHODS, under_ldp
 from fedp3.record import Checkpoint, load_checkpoint, model_sha256, save_checkpoint
 from fedp3.server import finish, run, run_round

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, field_serializer
 
-from fedp3 import aggregate, client, data, methods, models, optimise, partition, plan, prune
+from fedp3 import aggregate, data, local_prune, methods, models, optimise, partition, plan, prune, recipe
 from fedp3.compress import WAYS
 from fedp3.errors import InputError
 from fedp3.lookup import pick
@@ -106,7 +106,7 @@ class PruneSection(Section):
     stale: Literal["abstain", "vote"] = Field(
         "abstain", description="columns of L_i that only pruned units feed: stay home, or vote with their old value"
     )
-    local: Annotated[str, _known(prune.LOCAL_PRUNERS, "local pruning")] = Field(
+    local: Annotated[str, _known(local_prune.LOCAL_PRUNERS, "local pruning")] = Field(
         "fixed", description="pruning per local step: fixed (none), uniform, ordered_dropout or ordered_matched"
     )
     q: Share | tuple[Share, ...] = Field(
@@ -129,7 +129,7 @@ class LocalSection(Section):
     momentum: float = Field(0.0, ge=0, lt=1, description="momentum, begun anew each round")
     weight_decay: float = Field(0.0, ge=0, description="weight decay")
     clip_norm: float = Field(10.0, ge=0, description="largest norm of a step's gradient; 0: no clip")
-    schedule: Annotated[str, _known(client.SCHEDULES, "schedule")] = Field(
+    schedule: Annotated[str, _known(recipe.SCHEDULES, "schedule")] = Field(
         "constant", description="learning rate over the rounds: constant, linear or cosine"
     )
 

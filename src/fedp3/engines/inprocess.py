@@ -12,7 +12,8 @@ from time import monotonic
 
 import torch
 
-from fedp3.client import Job, Recipe, Shard, local_update, stacked_updates
+from fedp3.client import Job, local_update, stacked_updates
+from fedp3.recipe import Recipe, Shard
 from fedp3.stacked import alike, most
 from fedp3.types import ClientState, Failure, Reply, Task
 

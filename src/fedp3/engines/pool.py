@@ -29,9 +29,10 @@ import torch
 import torch.multiprocessing  # registers how tensors pass between processes
 from torch import Tensor
 
-from fedp3.client import Job, Recipe, Shard
+from fedp3.client import Job
 from fedp3.engines.inprocess import Engine, States, attempt_all, together, too_late
 from fedp3.errors import InputError
+from fedp3.recipe import Recipe, Shard
 from fedp3.types import ClientState, Failure, Reply, Task
 
 Answer = tuple[Reply, ClientState | None]

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 
 from fedp3.hooks import Answer, Exchange, Hooks, Loss, Pass
+from fedp3.local_prune import BY_UNITS
 from fedp3.lookup import pick
 from fedp3.methods.fedcr import GAUSSIANS, code_loss
 from fedp3.methods.losses import only_present, present
 from fedp3.methods.scaffold import SCAFFOLD
-from fedp3.prune import BY_UNITS
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,8 @@ from fedp3.data import Dataset
 from fedp3.layermap import layer_map
 from fedp3.plan import PlanRules, client_plans
 from fedp3.prune import dispatch
+from fedp3.recipe import Recipe, Shard
 from fedp3.rng import Use, layers_draw_from, stream
-from fedp3.steps import Recipe, Shard
 from fedp3.types import ClientPlan, Local, Masks, Params, Private, Pruning, Task, Upload
 
 RECORDS, INPUTS, CLASSES = 24, 20, 4

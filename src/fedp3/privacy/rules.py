@@ -15,9 +15,9 @@ from fedp3.privacy import account
 from fedp3.privacy.clip import func_pieces, ghost_agrees
 from fedp3.privacy.ledger import Budget, Ledger
 from fedp3.privacy.mechanism import local_steps
+from fedp3.recipe import Recipe, Shard
 from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.server import Problem, rehearse
-from fedp3.steps import Recipe, Shard
 from fedp3.types import ClientPlan, Local, Private
 
 WEAK = 10.0  # epsilon above which a guarantee says little

@@ -16,13 +16,13 @@ from flwr.supercore import log
 
 from fedp3 import config as configs
 from fedp3 import driver, record
+from fedp3.checks import check_pruning
 from fedp3.codec import room_for
 from fedp3.config import Config
 from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.errors import ConfigError, InputError
 from fedp3.experiment import Experiment, assemble
 from fedp3.locks import locked
-from fedp3.prune import check_pruning
 from fedp3.report import write_report
 from fedp3.server import RoundRecord, plans_for
 

@@ -13,7 +13,6 @@ from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
 from fedp3 import config as configs
-from fedp3.client import Recipe, Shard
 from fedp3.codec import decode_task, encode_update, room_for
 from fedp3.config import Config
 from fedp3.engines.flower import node
@@ -31,6 +30,7 @@ from fedp3.engines.flower.records import (
 from fedp3.engines.inprocess import attempt
 from fedp3.errors import CodecError, FedP3Error, InputError
 from fedp3.experiment import Experiment, assemble
+from fedp3.recipe import Recipe, Shard
 from fedp3.types import ClientState, Failure, Task
 
 

@@ -12,11 +12,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from fedp3.client import Recipe
 from fedp3.engines.flower.records import state_bytes, state_of
 from fedp3.errors import InputError, RunError
 from fedp3.privacy.ledger import Policy, permit
 from fedp3.privacy.mechanism import local_steps
+from fedp3.recipe import Recipe
 from fedp3.record import write_atomic
 from fedp3.types import ClientState, Task
 

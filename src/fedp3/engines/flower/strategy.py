@@ -20,7 +20,6 @@ from flwr.supercore import log
 from torch import Tensor, nn
 
 from fedp3 import record
-from fedp3.client import Shard
 from fedp3.config import Config
 from fedp3.data import Dataset, from_tensors
 from fedp3.driver import Outcome
@@ -30,6 +29,7 @@ from fedp3.engines.flower.client import Held, Hold
 from fedp3.errors import InputError
 from fedp3.experiment import Experiment, assemble_own
 from fedp3.partition import split
+from fedp3.recipe import Shard
 from fedp3.server import ServerState
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
