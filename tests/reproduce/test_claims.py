@@ -41,6 +41,7 @@ def jitter(seed):
 def test_a_score_is_the_mean_of_the_last_ten_evaluations():
     s = replace(BASE, scores={"G": [0.0] * 5 + [i / 10 for i in range(10)], "D": [], "P": [None, 0.5]})
     assert s.score("G") == pytest.approx(45)
+    assert s.score("G", back=1) == 0 and s.score("G", back=2) is None
     assert s.score("D") is None
     assert s.score("P") == pytest.approx(50)
 
@@ -108,6 +109,16 @@ def test_places_without_a_seed_in_common_do_not_end_in_an_error():
             runs[k + 3] = replace(runs.pop(k), seed=k + 3)
     f = said(found | later)["OPU2 loses against FedAvg"]
     assert f.ours.mean == pytest.approx(-1) and f.pooled == 1 and len(f.parts) == 4
+
+
+def test_how_a_difference_moves_is_seen_by_tens_of_evaluations():
+    found = made(lambda c, k: 80)
+    for cell, runs in found.items():
+        for k, s in runs.items():
+            line = [0.8] * 20 + [0.8 - 0.05 * cell.endswith("/opu2")] * 10
+            runs[k] = replace(s, scores=dict.fromkeys("GDP", line))
+    at = [next(f for f in findings(found, "desk", back=b) if f.claim.text.startswith("OPU2 loses")) for b in (2, 1, 0)]
+    assert [f.ours.mean for f in at] == pytest.approx([0, 0, -5])
 
 
 def test_the_published_number_beside_ours_is_of_the_same_places():
@@ -182,7 +193,7 @@ def test_pages_show_what_was_run_and_link_to_what_exists(tmp_path):
     text = page.read_text()
     assert all(claim.text in text for claim in CLAIMS)
     assert "| 5 " not in text and "not run" in text
-    assert text.count("\n| OPU2 loses against FedAvg") == 1 + 4
+    assert text.count("\n| OPU2 loses against FedAvg") == 1 + 1 + 4
     assert "mnist-mlp, S1, class-wise" in (docs / "fig-overlap.md").read_text()
     assert len(claims.findings(found, "desk")) == len(CLAIMS)
 

@@ -137,18 +137,18 @@ class Finding:
     pooled: int  # parts that `ours` is a mean over
 
 
-def findings(found: Found, protocol: str, kind: str = "") -> list[Finding]:
-    """Every claim, judged by the protocol's score or by another kind of accuracy."""
-    return [_judge(claim, found, protocol, kind or PROTOCOLS[protocol].score) for claim in CLAIMS]
+def findings(found: Found, protocol: str, kind: str = "", back: int = 0) -> list[Finding]:
+    """Every claim, judged by the protocol's score or by another kind of accuracy, at the end or tens earlier."""
+    return [_judge(claim, found, protocol, kind or PROTOCOLS[protocol].score, back) for claim in CLAIMS]
 
 
-def _judge(claim: Claim, found: Found, protocol: str, kind: str) -> Finding:
+def _judge(claim: Claim, found: Found, protocol: str, kind: str, back: int) -> Finding:
     parts, places = [], []
     for bench, split in _places(claim, protocol):
-        values = _contrast(claim, claim.terms, found, kind, bench, split)
+        values = _contrast(claim, claim.terms, found, (kind, back), bench, split)
         if not values:
             continue
-        premise = _contrast(claim, claim.presumes, found, kind, bench, split) if claim.presumes else {}
+        premise = _contrast(claim, claim.presumes, found, (kind, back), bench, split) if claim.presumes else {}
         where = bench.name + (f", {SPLITS[split]}" if split else "")
         ours, theirs = interval(list(values.values())), _published(claim, bench.paper, split)
         lead = interval(list(premise.values())) if premise else None
@@ -190,7 +190,9 @@ def _places(claim: Claim, protocol: str) -> list[tuple[Bench, str]]:
     return [(b, "") for b in benches_of(target, protocol)] if across else places_of(target, protocol)
 
 
-def _contrast(claim: Claim, terms: Terms, found: Found, kind: str, bench: Bench, split: str) -> dict[int, float]:
+def _contrast(
+    claim: Claim, terms: Terms, found: Found, which: tuple[str, int], bench: Bench, split: str
+) -> dict[int, float]:
     """Seed -> value of the contrast, over seeds that have every row."""
     each = []
     for label, c in terms.items():
@@ -200,7 +202,7 @@ def _contrast(claim: Claim, terms: Terms, found: Found, kind: str, bench: Bench,
             row = _row(claim.target, claim.instead.get(name, ""))
         if row is None or not runs_on(row, bench, own or split):
             return {}
-        each.append((c, scores(found, bench, own or split, row, kind)))
+        each.append((c, scores(found, bench, own or split, row, *which)))
     common = set.intersection(*(set(s) for _, s in each))
     return {k: sum(c * s[k] for c, s in each) for k in sorted(common)}
 

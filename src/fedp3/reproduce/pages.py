@@ -124,6 +124,7 @@ def claims_page(found: Found, protocol: str, docs: Path) -> Path:
         "terminals shares the work.",
         markdown(claim_table(judged, found, protocol)),
         markdown(_counted_table(judged, protocol)),
+        markdown(_moving_table(judged, found, protocol)),
         markdown(_part_table(judged)),
         markdown(_progress_table(found, protocol)),
         markdown(_time_table(found)),
@@ -167,6 +168,19 @@ def claim_table(judged: Sequence[Finding], found: Found, protocol: str) -> Table
     ours = f"ours, {kind} [95 %]"
     columns = ["claim", "verdict", "wanted", "published", "published there", ours, _other(kind), "seeds", "places"]
     return Table("Claims that training tests", columns, rows, words=3)
+
+
+def _moving_table(judged: Sequence[Finding], found: Found, protocol: str) -> Table:
+    """The same differences earlier in the runs: whether a longer one would bring them nearer to the paper's."""
+    tens = {f"evaluations -{10 * back + 10} to -{10 * back + 1}": back for back in (2, 1, 0)}
+    each = [{f.claim.text: f.ours for f in findings(found, protocol, back=back)} for back in tens.values()]
+    rows = [
+        [f.claim.text, number(f.published, sign=True)]
+        + [number(then.mean if (then := at[f.claim.text]) else None, sign=True) for at in each]
+        for f in judged
+        if f.ours
+    ]
+    return Table("How the differences move during a run", ["claim", "published", *tens], rows)
 
 
 def _part_table(judged: Sequence[Finding]) -> Table:

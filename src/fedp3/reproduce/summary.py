@@ -40,10 +40,11 @@ class Summary:
     versions: Mapping[str, str]
     epsilon: float | None = None  # the largest any client spent; None without LDP
 
-    def score(self, kind: str) -> float | None:
-        """The mean of the last evaluations, in percent."""
-        last = [s for s in self.scores[kind] if s is not None][-SCORED:]
-        return 100 * fmean(last) if last else None
+    def score(self, kind: str, back: int = 0) -> float | None:
+        """The mean of the last ten evaluations, in percent; or of ten that lie so many tens before them."""
+        every = [s for s in self.scores[kind] if s is not None]
+        some = every[: len(every) - back * SCORED][-SCORED:] if len(every) > back * SCORED else []
+        return 100 * fmean(some) if some else None
 
 
 def summarise(folder: Path, cell: Cell, protocol: str, seed: int) -> Summary:

@@ -14,10 +14,10 @@ from fedp3.reproduce.targets import Row, Target, places_of, queue, runs_on
 Found = Mapping[str, Mapping[int, Summary]]  # cell -> seed -> summary
 
 
-def scores(found: Found, bench: Bench, split: str, row: Row, kind: str) -> dict[int, float]:
+def scores(found: Found, bench: Bench, split: str, row: Row, kind: str, back: int = 0) -> dict[int, float]:
     """Seed -> score of a row, in percent."""
     runs = found.get(Cell(bench, split, row.variant).name, {})
-    return {k: score for k, s in runs.items() if (score := s.score(kind)) is not None}
+    return {k: score for k, s in runs.items() if (score := s.score(kind, back)) is not None}
 
 
 def against(found: Found, bench: Bench, split: str, row: Row, base: Row, kind: str) -> Interval | None:
