@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 
 from fedp3.errors import InputError, PlanError
 from fedp3.layermap import layer_map
-from fedp3.models import MODELS, Spec
+from fedp3.models import MODELS, Spec, build
 from fedp3.partition import partition
 from fedp3.plan import (
     HEADS,
@@ -25,6 +26,7 @@ from fedp3.plan import (
     devices,
     find,
     layer_sets,
+    per_layers,
 )
 from fedp3.types import LayerMap, LayerPlan
 
@@ -386,3 +388,13 @@ def test_which_client_is_which_device_depends_on_the_seed_and_not_on_its_layers(
 def test_a_share_outside_0_to_1_is_refused(keep: float | list[float]) -> None:
     with pytest.raises(PlanError, match=r"keep is a share in \(0, 1\], got"):
         devices(keep, 5, 0)
+
+
+def test_what_plans_share_is_made_once_and_shares_of_one_deal_apart():
+    layers = layer_map(build("mlp", Spec((1, 8, 8), 10, 0.05), 0))
+    plans = client_plans(PlanRules("lowerb"), layers, [0.5] * 12, 0, 0)
+    made = []
+    of = per_layers(lambda plan: made.append(plan.client) or plan.whole)
+    assert [of(plan) for plan in plans] == [plan.whole for plan in plans]
+    assert len(made) == len({plan.whole for plan in plans}) == 3
+    assert of(replace(plans[0], deal=(1, 2))) == plans[0].whole and len(made) == 4

@@ -22,6 +22,7 @@ from fedp3.lookup import pick
 from fedp3.masks import Kept
 from fedp3.mean import Sum
 from fedp3.optimise import MEAN, Moments, Server, optimise
+from fedp3.plan import per_layers
 from fedp3.rng import Use, stream
 from fedp3.types import Contribution, Layer, LayerMap, Params
 
@@ -154,15 +155,10 @@ def _add_up(
     W: Params, who: Iterable[Contribution], layers: LayerMap, stale: str, weigh: Callable[[Contribution, Layer], float]
 ) -> tuple[Params, Sent]:
     sums: dict[str, Sum] = {}
-    known: dict[int, tuple[object, frozenset[Layer]]] = {}  # plans share their layers; held, so that ids last
-
-    def uploads(c: Contribution, l: Layer) -> bool:
-        of = c.plan.layers
-        return l in (known.get(id(of)) or known.setdefault(id(of), (of, frozenset(c.plan.uploaded))))[1]
-
+    uploaded = per_layers(lambda plan: frozenset(plan.uploaded))
     for some in handfuls(who, layers):
         for l, names in layers.layers.items():
-            senders = [c for c in some if uploads(c, l)]
+            senders = [c for c in some if l in uploaded(c.plan)]
             a = [weigh(c, l) for c in senders]
             _check(a, senders, l)
             for n in names if senders else ():

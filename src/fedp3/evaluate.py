@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedp3.gate import METRIC_MOST
+from fedp3.plan import per_layers
 from fedp3.prune import dispatch
 from fedp3.types import ClientPlan, ClientUpdate, Layer, LayerMap, LayerPlan, Params, Pruning, Reply, Task
 
@@ -61,14 +62,9 @@ def _percentile(ordered: Sequence[float], share: float) -> float:
 
 def global_tasks(W: Params, plans: Sequence[ClientPlan], t: int, seen: Mapping[int, int]) -> list[Task]:
     """Tasks that score the server's model; a personal head, never sent, is the client's own."""
-    once = {id(plan.layers): _whole(plan) for plan in plans}  # plans of a fleet share their layers
-    return [
-        Task(
-            t, ClientPlan(plan.client, once[id(plan.layers)]), W,
-            kind="evaluate", evaluate=True, state_from=_last(seen, plan),
-        )
-        for plan in plans
-    ]  # fmt: skip
+    whole = per_layers(_whole)
+    asked = [ClientPlan(plan.client, whole(plan)) for plan in plans]
+    return [Task(t, plan, W, kind="evaluate", evaluate=True, state_from=_last(seen, plan)) for plan in asked]
 
 
 def _whole(plan: ClientPlan) -> dict[Layer, LayerPlan]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fedp3.compress import SCALE, dtype_of, scales_of
 from fedp3.handful import handfuls
+from fedp3.plan import per_layers
 from fedp3.types import (
     AS_IS,
     ClientPlan,
@@ -110,15 +111,13 @@ def _looked_at(
     replies: Iterable[Reply], asked: Mapping[int, Task], layers: LayerMap, examples: Mapping[int, int], brought: Brought
 ) -> Iterator[tuple[Reply, str]]:
     """Each reply with its flaw; small updates are looked through together."""
-    wants: dict[int, Expected] = {}  # plans of a fleet share few sets of layers
+    wanted = per_layers(lambda plan: expected(plan, layers, brought))
 
     def formal(reply: Reply) -> str:
         task = asked.get(reply.client)
         if isinstance(reply, Failure) or task is None:
             return "" if task else "was not asked this round"
-        at = id(task.plan.layers)
-        want = wants.get(at) or wants.setdefault(at, expected(task.plan, layers, brought))
-        return _malformed(reply, task, want, examples.get(reply.client, 0), layers)
+        return _malformed(reply, task, wanted(task.plan), examples.get(reply.client, 0), layers)
 
     for some in handfuls(replies, layers):
         flaws = [formal(reply) for reply in some]

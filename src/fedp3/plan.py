@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
@@ -207,6 +207,22 @@ def client_plans(
 
     sets = layer_sets(rules, layers, len(keep), seed, t)
     return tuple(ClientPlan(i, plan(sets[i], keep[i])) for i in (range(len(keep)) if clients is None else clients))
+
+
+T = TypeVar("T")
+
+
+def per_layers(make: Callable[[ClientPlan], T]) -> Callable[[ClientPlan], T]:
+    """`make`, computed once for all plans that share their layers, as those of a fleet do."""
+    known: dict[tuple[int, tuple[int, int]], tuple[ClientPlan, T]] = {}
+
+    def of(plan: ClientPlan) -> T:
+        at = id(plan.layers), plan.deal
+        if at not in known:
+            known[at] = plan, make(plan)  # the plan is held, so that its id lasts
+        return known[at][1]
+
+    return of
 
 
 def devices(keep: float | Sequence[float] | Mapping[float, float], clients: int, seed: int) -> tuple[float, ...]:

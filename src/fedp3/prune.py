@@ -15,8 +15,9 @@ from torch import Tensor
 
 from fedp3 import masks as M
 from fedp3.lookup import pick
+from fedp3.plan import per_layers
 from fedp3.rng import Use, stream
-from fedp3.types import ClientPlan, Layer, LayerMap, Masks, Params, Pruning, UnitGroup
+from fedp3.types import ClientPlan, Layer, LayerMap, LayerPlan, Masks, Params, Pruning, UnitGroup
 
 # --------------------------------------------------------------------------- P: selectors
 
@@ -195,12 +196,12 @@ def dealt_out(plans: Sequence[ClientPlan], selector: str, parts: int) -> list[Cl
     """Plans that share the units out among so many clients, where the selector does; else as they are."""
     if not pick(SELECTORS, selector, "selector").deals:
         return list(plans)
-    once = {id(plan.layers): plan.layers for plan in plans}
-    dealt = {
-        at: {l: replace(p, keep=1 / parts) if p.send == "pruned" else p for l, p in of.items()}
-        for at, of in once.items()
-    }
-    return [ClientPlan(plan.client, dealt[id(plan.layers)], (j % parts, parts)) for j, plan in enumerate(plans)]
+
+    @per_layers
+    def a_share(plan: ClientPlan) -> Mapping[Layer, LayerPlan]:
+        return {l: replace(p, keep=1 / parts) if p.send == "pruned" else p for l, p in plan.layers.items()}
+
+    return [ClientPlan(plan.client, a_share(plan), (j % parts, parts)) for j, plan in enumerate(plans)]
 
 
 # --------------------------------------------------------------------------- dispatch
@@ -230,11 +231,8 @@ def dispatch(
                     weights[n] = pruned[at] = pruned[at] if at in pruned else M.zero_pruned(W[n], kept)
         return weights, masks
 
-    if s.draws or s.deals:
-        return [made(plan) for plan in plans]
-    once = {id(plan.layers): plan for plan in plans}  # plans of a fleet share their layers
-    same = {at: made(plan) for at, plan in once.items()}
-    return [same[id(plan.layers)] for plan in plans]
+    each = made if s.draws or s.deals else per_layers(made)
+    return [each(plan) for plan in plans]
 
 
 def pruned_layers(plan: ClientPlan) -> tuple[Layer, ...]:

@@ -14,12 +14,12 @@ import torch
 
 from fedp3.aggregate import EMPTY, Aggregation, Memory, aggregate
 from fedp3.compress import unpack
-from fedp3.cost import Traffic, traffic
+from fedp3.cost import traffic
 from fedp3.errors import RunError
 from fedp3.evaluate import Accuracy, accuracy, dispatched_tasks, global_tasks
 from fedp3.gate import NOT_FINITE, Brought, Verdict, sift
 from fedp3.hooks import NONE, Hooks
-from fedp3.plan import PlanRules, client_plans
+from fedp3.plan import PlanRules, client_plans, per_layers
 from fedp3.privacy.ledger import Budget, Ledger
 from fedp3.prune import dealt_out, dispatch
 from fedp3.rng import Use, stream
@@ -269,13 +269,7 @@ def _finite(tensors: Params) -> bool:
 
 
 def _record(problem: Problem, t: int, tasks: Sequence[Task], verdict: Verdict, new: ServerState) -> RoundRecord:
-    known: dict[object, Traffic] = {}
-
-    def bytes_of(plan: ClientPlan) -> Traffic:
-        key = (id(plan.layers), plan.deal)  # a fleet's plans share their layers
-        if key not in known:
-            known[key] = traffic(plan, problem.layers, problem.pruning, problem.compression)
-        return known[key]
+    bytes_of = per_layers(lambda plan: traffic(plan, problem.layers, problem.pruning, problem.compression))
 
     def mean(metric: str) -> float | None:
         values = [c.update.metrics[metric] for c in verdict.accepted if metric in c.update.metrics]
