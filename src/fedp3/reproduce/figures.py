@@ -68,11 +68,10 @@ def _draw_differences(name: str, target: Target, panels: Sequence[Panel], out: P
     figure, axes = _grid([1.2 + 0.32 * len(shown) for _, _, shown in panels])
     for ax, panel in zip(axes, panels, strict=False):
         _difference_panel(ax, target, panel)
-    figure.legend(
-        handles=[_mark("ours", "o", COLOURS[0]), _mark("published", "D", COLOURS[1])],
-        loc="outside upper center",
-        ncols=2,
-    )
+    marks = [_mark("ours", "o", COLOURS[0])]
+    if any(row.published for _, _, shown in panels for row, _ in shown):
+        marks.append(_mark("published", "D", COLOURS[1]))
+    figure.legend(handles=marks, loc="outside upper center", ncols=2)
     return save(figure, out, name)
 
 
@@ -155,7 +154,7 @@ def claims(judged: Sequence[Finding], out: Path) -> Path | None:
 def _draw_claims(run: Sequence[Finding], out: Path) -> Path:
     from matplotlib.patches import Patch
 
-    figure, (ax,) = _grid([1.6 + 0.34 * len(run)])
+    figure, (ax,) = _grid([1.0 + 0.34 * len(run)])
     figure.set_figwidth(13)
     far = 60.0
     for y, f in enumerate(run):
@@ -171,7 +170,7 @@ def _draw_claims(run: Sequence[Finding], out: Path) -> Path:
     ax.set_xlim(-far, far)
     ax.axvline(0, color="0.6", lw=1)
     ax.set_yticks(range(len(run)), [f.claim.text for f in run])
-    ax.invert_yaxis()
+    ax.set_ylim(len(run) - 0.5, -0.5)
     ax.grid(axis="y", visible=False)
     ax.set_xlabel("points of accuracy (linear between -1 and 1)")
     dots = [_mark(f"ours: {verdict}", "o", colour) for verdict, colour in SHADES.items()]
