@@ -126,8 +126,8 @@ _DESK: Settings = {"partition.clients": 20}
 _RELEASED: Settings = {"plan.head": "personal_uploaded", "prune.hold": False}
 PROTOCOLS: Mapping[str, Protocol] = {
     "desk": Protocol(
-        "20 clients with the paper's data each, 10 local steps (90 on benches named k90), nets of a quarter width "
-        "(whole on those named full), gradients clipped at 10 (MLP) or 1 (others)",
+        "20 clients with the paper's number of samples each (MLPs: FashionMNIST's), 10 local steps (90 on benches "
+        "named k90), nets of a quarter width (whole on those named full), gradients clipped at 10 (MLP) or 1 (others)",
         _DESK, 40, "G",
     ),
     "paper": Protocol("100 clients, 10 local epochs", _PAPER, 500, "G", 1),
