@@ -57,14 +57,10 @@ def smaller(recipe: Recipe, units: Mapping[Group, Tensor]) -> Recipe:
     return replace(recipe, net=net, layers=submodel.shrink_map(recipe.layers, counts))
 
 
-def passed(t: int, rounds: int) -> float:
-    """The share of the run that has passed; a probe after the last round still learns as the last round did."""
-    return min(t, max(rounds, 1) - 1) / max(rounds, 1)
-
-
 def rate(local: Local, t: int) -> float:
-    """The learning rate of round t."""
-    return local.lr * pick(SCHEDULES, local.schedule, "schedule")(passed(t, local.rounds))
+    """The learning rate of round t; a probe after the last round still learns as the last round did."""
+    rounds = max(local.rounds, 1)
+    return local.lr * pick(SCHEDULES, local.schedule, "schedule")(min(t, rounds - 1) / rounds)
 
 
 def steps_of(local: Local, samples: int, share: float = 1.0) -> int:

@@ -15,6 +15,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, relu, softplus
 
 from fedp3.rng import Use, stream
+from fedp3.types import Local
+from reference import batches
 
 Values = dict[str, Tensor]
 HIDDEN, HEAD = ("fc1", "fc2", "fc3"), "ffc"
@@ -53,14 +55,7 @@ def forward(W: Values, x: Tensor, shares: Mapping[str, float] | None = None) -> 
 
 def orders(samples: int, steps: int, batch: int, rng: torch.Generator) -> list[list[int]]:
     """Shuffled epochs cut into batches, until there are enough."""
-    out: list[list[int]] = []
-    while len(out) < steps:
-        order = torch.randperm(samples, generator=rng).tolist()
-        epoch = [order[j : j + batch] for j in range(0, samples, batch)]
-        if len(epoch) > 1 and len(epoch[-1]) == 1 and batch > 2:  # one sample alone has no variance
-            epoch[-1].insert(0, epoch[-2].pop())
-        out += epoch
-    return out[:steps]
+    return batches(samples, Local(steps=steps, batch=batch), rng)
 
 
 def plain(W: Values, x: Tensor, y: Tensor) -> Tensor:

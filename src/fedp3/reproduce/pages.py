@@ -172,12 +172,15 @@ def claim_table(judged: Sequence[Finding], found: Found, protocol: str) -> Table
 
 def _moving_table(judged: Sequence[Finding], found: Found, protocol: str) -> Table:
     """The same differences earlier in the runs: whether a longer one would bring them nearer to the paper's."""
-    tens = {f"evaluations -{10 * back + 10} to -{10 * back + 1}": back for back in (2, 1, 0)}
-    each = [{f.claim.text: f.ours for f in findings(found, protocol, back=back)} for back in tens.values()]
+    at = {back: findings(found, protocol, back=back) if back else judged for back in (2, 1, 0)}
+    tens = [f"evaluations -{SCORED * (back + 1)} to -{SCORED * back + 1}" for back in at]
     rows = [
-        [f.claim.text, number(f.published, sign=True)]
-        + [number(then.mean if (then := at[f.claim.text]) else None, sign=True) for at in each]
-        for f in judged
+        [
+            f.claim.text,
+            number(f.published, sign=True),
+            *(number(g.ours.mean if g.ours else None, sign=True) for g in each),
+        ]
+        for f, *each in zip(judged, *at.values(), strict=True)
         if f.ours
     ]
     return Table("How the differences move during a run", ["claim", "published", *tens], rows)
