@@ -63,26 +63,7 @@ def plan(
         return
     clients, covered = costs(experiment)
     spent = planned(experiment.problem) if experiment.problem.budget else {}
-    names = ("examples", "parameters", "MFLOP", "peak MB", "MB down", "MB up", *(["epsilon"] if spent else []))
-    show.table(
-        {"client": "right", "whole (L_i)": "left", "the rest, kept": "left", **dict.fromkeys(names, "right")},
-        [
-            (
-                str(c.id),
-                " ".join(c.layers),
-                _rest(c) or "-",
-                str(c.examples),
-                f"{c.parameters:,}",
-                f"{c.mflops_per_example:.2f}",
-                f"{c.peak_mb:.1f}",
-                f"{c.mb_down:.2f}",
-                f"{c.mb_up:.2f}",
-                *([f"{spent[c.id]:.2f}"] if spent else []),
-            )
-            for c in clients
-        ],
-        title=f"{path}: what one round asks of each client",
-    )
+    _show_costs(clients, spent, f"{path}: what one round asks of each client")
     show.tell("; ".join(_roles(plans_for(experiment.problem, 0))))
     show.tell("MFLOP: one example forward and backward; peak MB: one training step; MB: payload of one round")
     show.tell("clients that train and upload each layer: " + ", ".join(f"{l} {len(who)}" for l, who in covered.items()))
@@ -95,6 +76,28 @@ def plan(
     for text in warned(experiment).values():
         show.tell(f"warning: {text}")
     show.tell("next: " + show.command("run", path, *(overrides or [])))
+
+
+def _show_costs(clients: "Sequence[ClientCost]", spent: Mapping[int, float], title: str) -> None:
+    """A line for each client; `spent` has its epsilon, if it has one."""
+    left = dict.fromkeys(("whole (L_i)", "the rest, kept"), "left")
+    names = ("examples", "parameters", "MFLOP", "peak MB", "MB down", "MB up", *(["epsilon"] if spent else []))
+    rows = [
+        (
+            str(c.id),
+            " ".join(c.layers),
+            _rest(c) or "-",
+            str(c.examples),
+            f"{c.parameters:,}",
+            f"{c.mflops_per_example:.2f}",
+            f"{c.peak_mb:.1f}",
+            f"{c.mb_down:.2f}",
+            f"{c.mb_up:.2f}",
+            *([f"{spent[c.id]:.2f}"] if spent else []),
+        )
+        for c in clients
+    ]
+    show.table({"client": "right", **left, **dict.fromkeys(names, "right")}, rows, title=title)
 
 
 SENT: Mapping[str, str] = {

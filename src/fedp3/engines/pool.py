@@ -8,17 +8,16 @@ its clients tried once more, each alone.  One that is busy long after its round 
 """
 
 import copy
-import io
 import multiprocessing
 import os
-import pickle  # how processes pass things to each other; nothing from outside comes this way
+import pickle  # to ask whether a net can travel; nothing from outside comes this way
 import signal
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from multiprocessing.context import SpawnContext
 from multiprocessing.synchronize import Event
@@ -26,25 +25,24 @@ from time import monotonic
 from typing import Any
 
 import torch
-import torch.multiprocessing  # registers how tensors pass between processes
 from torch import Tensor
 
 from fedp3.client import Job
 from fedp3.engines.inprocess import Engine, States, attempt_all, together, too_late
+from fedp3.engines.parcels import Parcel, in_shared_memory, lay, lift, new_block
 from fedp3.errors import InputError
 from fedp3.recipe import Recipe, Shard
 from fedp3.types import ClientState, Failure, Reply, Task
 
 Answer = tuple[Reply, ClientState | None]
-Parcel = tuple[bytes, Tensor]  # a pickle, and the block its tensors lie in
 _Waiting = deque[tuple[Sequence[Job], Parcel]]
 _Late = dict[Future[Parcel], float]  # at work when its round closed -> when that was
-LINE = 64  # bytes of a cache line, where every tensor begins
 AHEAD = 2  # tasks that wait at the workers, so that none of them does
 NO_START = (
     "no worker process could start. They begin by importing your script again: put what it does under "
     "`if __name__ == '__main__':`, or take workers=1"
 )
+DIED = "its process died twice (out of memory, or killed)"
 _here: dict[str, Any] = {}  # what a worker process holds
 
 
@@ -58,20 +56,29 @@ def pool(
     started = context.Event()  # set by every worker that is ready for its first task
     start = partial(_start, context, recipe, shards, workers, started)
     executor = start()
-    block = _new_block(0)
+    block = new_block(0)
     spare: list[Tensor] = []  # blocks for answers
     late: _Late = {}
 
     def room(size: int) -> Tensor:
         nonlocal block
         if size > len(block):
-            block = _new_block(size)
+            block = new_block(size)
         return block
 
     def again() -> None:
         nonlocal executor
         _kill(executor)
         executor = start()
+
+    def alone(job: Job) -> Answer:
+        (parcel,) = lay([[(job.task, job.state)]], new_block)
+        try:
+            answers: list[Answer] = lift(executor.submit(_work, parcel, None).result())
+        except BrokenProcessPool:
+            again()
+            return Failure(job.task.plan.client, job.task.t, DIED), None
+        return answers[0]
 
     def execute(tasks: Sequence[Task]) -> Iterator[Reply]:
         jobs = [Job(shards[task.plan.client], task, kept.start(task)) for task in tasks]
@@ -97,14 +104,7 @@ def pool(
                 raise InputError(NO_START) from None
             again()
             for job in list(unfinished.values()):
-                (parcel,) = lay([[(job.task, job.state)]], _new_block)
-                try:
-                    answers = lift(executor.submit(_work, parcel, None).result())
-                except BrokenProcessPool:
-                    again()
-                    why = "its process died twice (out of memory, or killed)"
-                    answers = [(Failure(job.task.plan.client, job.task.t, why), None)]
-                yield from take([job], answers)
+                yield from take([job], [alone(job)])
 
     def close() -> None:
         if not all(f.done() for f in late):  # nobody waits for its answer
@@ -116,13 +116,8 @@ def pool(
 
 def _shared(recipe: Recipe) -> Recipe:
     """The recipe with its data in shared memory, so that workers map it instead of copying it."""
-    data = replace(recipe.data, x=_in_shared_memory(recipe.data.x), y=_in_shared_memory(recipe.data.y))
+    data = replace(recipe.data, x=in_shared_memory(recipe.data.x), y=in_shared_memory(recipe.data.y))
     return replace(recipe, data=data)
-
-
-def _in_shared_memory(w: Tensor) -> Tensor:
-    shared: Tensor = w.share_memory_()  # type: ignore[no-untyped-call]
-    return shared
 
 
 def _start(
@@ -165,7 +160,7 @@ def _work(parcel: Parcel, spare: Tensor | None) -> Parcel:
     jobs = [Job(shards[task.plan.client], task, state) for task, state in lift(parcel)]
 
     def room(size: int) -> Tensor:
-        return spare if spare is not None and size <= len(spare) else _new_block(size)
+        return spare if spare is not None and size <= len(spare) else new_block(size)
 
     (answers,) = lay([attempt_all(_here["recipe"], jobs)], room)
     _here["mapped"].extend([parcel[1], answers[1]])  # as long as they are known here they need not be mapped again
@@ -200,71 +195,3 @@ def _finished(
                 yield some, [(too_late(job.task, deadline), None) for job in some]
             late.update((f, end) for f in running if not f.cancel())
             return
-
-
-# --------------------------------------------------------------------------- tensors in shared memory
-
-
-@dataclass(slots=True)
-class _Shelf:
-    """Where tensors will lie in a block: each once, however often it is named."""
-
-    places: dict[int, tuple[int, tuple[int, ...], torch.dtype]] = field(default_factory=dict)
-    tensors: list[Tensor] = field(default_factory=list)
-    size: int = 0
-
-
-class _Layer(pickle.Pickler):
-    """Puts tensors on a shelf instead of into the pickle (pickle asks for a class here)."""
-
-    def __init__(self, file: io.BytesIO, shelf: _Shelf) -> None:
-        super().__init__(file, pickle.HIGHEST_PROTOCOL)
-        self.shelf = shelf
-
-    def persistent_id(self, thing: Any) -> Any:
-        if not isinstance(thing, Tensor):
-            return None
-        shelf = self.shelf
-        if id(thing) not in shelf.places:
-            shelf.places[id(thing)] = (shelf.size, tuple(thing.shape), thing.dtype)
-            shelf.tensors.append(thing)
-            shelf.size += -(-thing.numel() * thing.element_size() // LINE) * LINE
-        return shelf.places[id(thing)]
-
-
-class _Lifter(pickle.Unpickler):
-    def __init__(self, file: io.BytesIO, block: Tensor, copied: bool) -> None:
-        super().__init__(file)
-        self.block, self.copied = block, copied
-
-    def persistent_load(self, place: Any) -> Tensor:
-        w = _at(self.block, place)
-        return w.clone() if self.copied else w
-
-
-def _at(block: Tensor, place: tuple[int, tuple[int, ...], torch.dtype]) -> Tensor:
-    begin, shape, dtype = place
-    return block[begin : begin + torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
-
-
-def lay(things: Sequence[Any], room: Callable[[int], Tensor]) -> list[Parcel]:
-    """Each thing pickled, all their tensors in one shared block that `room` gives."""
-    shelf, texts = _Shelf(), []
-    for thing in things:
-        file = io.BytesIO()
-        _Layer(file, shelf).dump(thing)
-        texts.append(file.getvalue())
-    block = room(shelf.size)
-    for w in shelf.tensors:
-        _at(block, shelf.places[id(w)]).copy_(w)
-    return [(text, block) for text in texts]
-
-
-def lift(parcel: Parcel, *, copied: bool = False) -> Any:
-    """What was laid; its tensors stay in the block, or are copied so that the block is free again."""
-    text, block = parcel
-    return _Lifter(io.BytesIO(text), block, copied).load()
-
-
-def _new_block(size: int) -> Tensor:
-    return _in_shared_memory(torch.empty(size, dtype=torch.uint8))
