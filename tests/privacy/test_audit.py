@@ -14,7 +14,7 @@ from fedp3.experiment import assemble_own
 from fedp3.privacy import bounds, mechanism
 from fedp3.privacy.audit import Finding, Subject, audit, sensitivity
 from fedp3.privacy.ledger import Budget
-from fedp3.privacy.neighbours import bench, tiny
+from fedp3.privacy.neighbours import Bench, bench, tiny
 from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.server import plans_for
 from fedp3.types import Local, Params, Private
@@ -63,25 +63,34 @@ class Drops(nn.Module):
         return self.ffc(nn.functional.dropout(torch.relu(self.fc1(x.flatten(1))), 0.5, self.training))
 
 
-def test_a_net_with_dropout_on_cropped_images_passes() -> None:
-    e = assemble_own(
-        config.parse(
-            {},
-            [
-                "partition.kind=iid",
-                "partition.clients=4",
-                "run.clients_per_round=0",
-                "plan.layers=full",
-                "prune.keep=1.0",
-            ],
-        ),
-        Drops(),
-        replace(from_tensors(torch.randn(80, 1, 4, 4), torch.arange(80) % 3), crop=1, flip=True),
-    )
+def dropping(seed: int) -> Bench:
+    with layers_draw_from(stream(seed, Use.INIT)):
+        net = Drops()
+    data = from_tensors(torch.randn(80, 1, 4, 4, generator=stream(seed, Use.AUDIT)), torch.arange(80) % 3)
+    said = [
+        "partition.kind=iid",
+        "partition.clients=4",
+        "run.clients_per_round=0",
+        "plan.layers=full",
+        "prune.keep=1.0",
+    ]
+    e = assemble_own(config.parse({}, said), net, replace(data, crop=1, flip=True))
     assert e.recipe.local.augment
-    own = bench(e.recipe, plans_for(e.problem, 0)[0], 6)
-    found = [f for f in audit(replace(SUBJECT, own=own), "AB") if f.what.endswith("own net")]
+    return bench(e.recipe, plans_for(e.problem, 0)[0], 6)
+
+
+def test_a_net_with_dropout_on_cropped_images_passes() -> None:
+    found = [f for f in audit(replace(SUBJECT, own=dropping(0)), "AB") if f.what.endswith("own net")]
     assert len(found) > 6 and all(f.passed for f in found)
+
+
+def test_a_draw_of_dropout_that_leaves_the_canary_no_gradient_is_drawn_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    benches = [dropping(seed) for seed in range(40)]
+    with monkeypatch.context() as m:
+        m.setattr("fedp3.privacy.audit.DRAWS", 1)
+        unlucky = [b for b in benches if not sensitivity(b, 1.0)[0].passed]
+    assert unlucky
+    assert all(sensitivity(b, 1.0)[0].passed for b in unlucky)
 
 
 # --------------------------------------------------------------------------- bugs, one by one

@@ -26,6 +26,7 @@ from fedp3.types import Local, Private
 
 FAR = 6.0  # standard errors
 DELTA = 1e-5
+DRAWS = 16  # in one of ten a Dropout layer makes the canary's label the expected one, which has no gradient
 NEVER = 1e-12  # a sample rate at which no record is drawn, so that an upload is noise alone
 
 
@@ -49,8 +50,13 @@ class Finding:
 
 
 def sensitivity(b: Bench, C: float) -> list[Finding]:
-    """A."""
-    return [Finding("A", "a saturated record moves the sum by C", _moved(b, C, 1), 0.99 * _all_seen(b), 1.0001)]
+    """A: by the first draw under which the canary saturates, else by the draw that comes nearest."""
+    least, most = 0.99 * _all_seen(b), 0.0
+    for t in range(DRAWS):
+        most = max(most, _moved(b, C, 1, t))
+        if most >= least:
+            break
+    return [Finding("A", "a saturated record moves the sum by C", most, least, 1.0001)]
 
 
 def drift(b: Bench, C: float) -> list[Finding]:
@@ -58,9 +64,9 @@ def drift(b: Bench, C: float) -> list[Finding]:
     return [Finding("A", "over two steps, by little more than 2 C", _moved(b, C, 2), 0, 2.2)]
 
 
-def _moved(b: Bench, C: float, steps: int) -> float:
+def _moved(b: Bench, C: float, steps: int, t: int = 0) -> float:
     quiet = Private(C, 0.0, 1.0, "seeded")  # crops and Dropout of the other records are the same in both
-    ins, outs = (flat(replace(b, serial=[0]).update(quiet, canary, steps)) for canary in (True, False))
+    ins, outs = (flat(replace(b, serial=[t]).update(quiet, canary, steps)) for canary in (True, False))
     return float((ins - outs).norm()) / C
 
 
