@@ -11,6 +11,7 @@ import numpy as np
 
 from fedp3 import config
 from fedp3.experiment import assemble
+from fedp3.partition import histogram
 from fedp3.server import plans_for
 
 HERE = Path(__file__).parent
@@ -27,19 +28,19 @@ def uneven(a: np.ndarray, classes: np.ndarray) -> float:
     return float(100 * np.abs(a / a.sum() @ classes - 1 / classes.shape[1]).sum() / 2)
 
 
-def head(bench: str, split: str, plan: str, seed: int, data: Path) -> tuple[np.ndarray, np.ndarray]:
+def head(bench: str, split: str, plan: str, seed: int, folder: Path) -> tuple[np.ndarray, np.ndarray]:
     """|L_i| of every client, all of which send the head, and the shares of the classes in its training part."""
     path = HERE / f"desk/{bench}/{split}/{plan}-weighted.toml"
-    e = assemble(config.load(path, [f"run.seed={seed}"]), data)
-    plans, y = plans_for(e.problem, 0), e.recipe.data.y.numpy()
-    shares = [np.bincount(y[e.shards[p.client].train], minlength=y.max() + 1) for p in plans]
-    return np.array([len(p.whole) for p in plans]), np.array([s / s.sum() for s in shares])
+    e = assemble(config.load(path, [f"run.seed={seed}"]), folder)
+    plans, data = plans_for(e.problem, 0), e.recipe.data
+    counts = histogram(data.y.numpy(), [e.shards[p.client].train.numpy() for p in plans], data.classes)
+    return np.array([len(p.whole) for p in plans]), counts / counts.sum(1, keepdims=True)
 
 
-def main(data: Path) -> None:
+def main(folder: Path) -> None:
     print("head of: clients counted, classes uneven (%) by simple -> weighted; means of three seeds")
     for bench, split, plan in product(("fashion-cnn", "cifar10-cnn"), ("classes", "dirichlet"), ("opu1-2-3", "opu2-3")):
-        found = [head(bench, split, plan, seed, data) for seed in SEEDS]
+        found = [head(bench, split, plan, seed, folder) for seed in SEEDS]
         n = np.mean([counted(a) for a, _ in found])
         simple = np.mean([uneven(np.ones(len(a)), shares) for a, shares in found])
         weighted = np.mean([uneven(a, shares) for a, shares in found])

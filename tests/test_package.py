@@ -167,7 +167,7 @@ BANNED_ATTRIBUTES = {
 }
 
 
-PIPES = frozenset({"engines.pool", "engines.parcels"})  # what our own processes pass to each other
+PIPES = frozenset({"engines.parcels"})  # what our own processes pass to each other
 
 
 def forbidden(source: ast.AST) -> list[str]:

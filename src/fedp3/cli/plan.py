@@ -80,8 +80,8 @@ def plan(
 
 def _show_costs(clients: "Sequence[ClientCost]", spent: Mapping[int, float], title: str) -> None:
     """A line for each client; `spent` has its epsilon, if it has one."""
-    left = dict.fromkeys(("whole (L_i)", "the rest, kept"), "left")
     names = ("examples", "parameters", "MFLOP", "peak MB", "MB down", "MB up", *(["epsilon"] if spent else []))
+    columns = {"client": "right", "whole (L_i)": "left", "the rest, kept": "left", **dict.fromkeys(names, "right")}
     rows = [
         (
             str(c.id),
@@ -97,7 +97,7 @@ def _show_costs(clients: "Sequence[ClientCost]", spent: Mapping[int, float], tit
         )
         for c in clients
     ]
-    show.table({"client": "right", **left, **dict.fromkeys(names, "right")}, rows, title=title)
+    show.table(columns, rows, title=title)
 
 
 SENT: Mapping[str, str] = {
