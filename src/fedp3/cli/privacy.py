@@ -1,5 +1,6 @@
 """LDP on paper and under attack: what steps cost, what noise a budget asks for, and an audit of the code that runs."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -130,22 +131,26 @@ def audit(
         found = attacks.audit(subject)
     failed = [f for f in found if not f.passed]
     if json:
-        rows = [
-            {"part": f.part, "what": f.what, "measured": f.measured, "passed": f.passed, "limits": _limits(f)}
-            for f in found
-        ]
-        show.as_json({"passed": not failed, "findings": rows})
+        show.as_json({"passed": not failed, "findings": [_row(f) for f in found]})
     else:
-        columns = {"part": "left", "what": "left", "measured": "right", "limits": "left", "": "left"}
-        rows_ = [(f.part, f.what, f"{f.measured:.3g}", _limits(f), "ok" if f.passed else "FAILED") for f in found]
-        show.table(columns, rows_)
-        show.tell(f"{len(found) - len(failed)} of {len(found)} checks passed; what they are: docs/privacy.md")
+        _show(found)
         if not failed:
             show.tell("next: " + show.command("run", path, *(overrides or [])))
     if failed:
         raise RunError(
             f"{len(failed)} checks failed, so the claimed epsilon does not hold for this code: do not release"
         )
+
+
+def _row(f: Any) -> dict[str, Any]:
+    return {"part": f.part, "what": f.what, "measured": f.measured, "passed": f.passed, "limits": _limits(f)}
+
+
+def _show(found: Sequence[Any]) -> None:
+    columns = {"part": "left", "what": "left", "measured": "right", "limits": "left", "": "left"}
+    rows = [(f.part, f.what, f"{f.measured:.3g}", _limits(f), "ok" if f.passed else "FAILED") for f in found]
+    show.table(columns, rows)
+    show.tell(f"{sum(f.passed for f in found)} of {len(found)} checks passed; what they are: docs/privacy.md")
 
 
 def _limits(f: Any) -> str:

@@ -14,7 +14,7 @@ import pickle  # to ask whether a net can travel; nothing from outside comes thi
 import signal
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import replace
@@ -52,40 +52,17 @@ def pool(
     """An engine over `workers` processes; `deadline` seconds after a round began, those still training are late."""
     kept = states or States()
     recipe = _shared(recipe)
-    context = multiprocessing.get_context("spawn")  # fork would copy locks that other threads hold
-    started = context.Event()  # set by every worker that is ready for its first task
-    start = partial(_start, context, recipe, shards, workers, started)
-    executor = start()
-    block = new_block(0)
+    crew = _Crew(recipe, shards, workers)
+    room = _growing()
     spare: list[Tensor] = []  # blocks for answers
     late: _Late = {}
-
-    def room(size: int) -> Tensor:
-        nonlocal block
-        if size > len(block):
-            block = new_block(size)
-        return block
-
-    def again() -> None:
-        nonlocal executor
-        _kill(executor)
-        executor = start()
-
-    def alone(job: Job) -> Answer:
-        (parcel,) = lay([[(job.task, job.state)]], new_block)
-        try:
-            answers: list[Answer] = lift(executor.submit(_work, parcel, None).result())
-        except BrokenProcessPool:
-            again()
-            return Failure(job.task.plan.client, job.task.t, DIED), None
-        return answers[0]
 
     def execute(tasks: Sequence[Task]) -> Iterator[Reply]:
         jobs = [Job(shards[task.plan.client], task, kept.start(task)) for task in tasks]
         unfinished = {job.task.plan.client: job for job in jobs}
         groups = together(recipe, jobs, workers)
         if any(monotonic() > since + deadline for f, since in late.items() if not f.done()):
-            again()
+            crew.replace()
             late.clear()
 
         def take(some: Sequence[Job], answers: Sequence[Answer]) -> Iterator[Reply]:
@@ -97,21 +74,66 @@ def pool(
         try:
             parcels = lay([[(job.task, job.state) for job in some] for some in groups], room)
             waiting: _Waiting = deque(zip(groups, parcels, strict=True))
-            for some, answers in _finished(executor, waiting, workers + AHEAD, spare, deadline, late):
+            for some, answers in _finished(crew, waiting, workers + AHEAD, spare, deadline, late):
                 yield from take(some, answers)
         except BrokenProcessPool:
-            if not started.is_set():
+            if not crew.started.is_set():
                 raise InputError(NO_START) from None
-            again()
+            crew.replace()
             for job in list(unfinished.values()):
-                yield from take([job], [alone(job)])
+                yield from take([job], [_alone(crew, job)])
 
     def close() -> None:
-        if not all(f.done() for f in late):  # nobody waits for its answer
-            _kill(executor)
-        executor.shutdown(cancel_futures=True)
+        crew.close(wait=all(f.done() for f in late))  # nobody waits for the answer of one that is late
 
     return Engine(execute, kept, close)
+
+
+class _Crew:
+    """The worker processes, which can be ended and replaced by new ones at any time."""
+
+    def __init__(self, recipe: Recipe, shards: Mapping[int, Shard], workers: int) -> None:
+        context = multiprocessing.get_context("spawn")  # fork would copy locks that other threads hold
+        self.started = context.Event()  # set by every worker that is ready for its first task
+        self._new = partial(_start, context, recipe, shards, workers, self.started)
+        self._executor = self._new()
+
+    def submit(self, parcel: Parcel, spare: Tensor | None) -> Future[Parcel]:
+        return self._executor.submit(_work, parcel, spare)
+
+    def replace(self) -> None:
+        self.close(wait=False)
+        self._executor = self._new()
+
+    def close(self, wait: bool) -> None:
+        """Once they have finished what they do or, without waiting, now (Python 3.14 has `kill_workers`)."""
+        for process in [] if wait else list((self._executor._processes or {}).values()):
+            process.kill()
+        self._executor.shutdown(cancel_futures=True)
+
+
+def _alone(crew: _Crew, job: Job) -> Answer:
+    """The answer of a client that was at work, or about to be, when a process died."""
+    (parcel,) = lay([[(job.task, job.state)]], new_block)
+    try:
+        answers: list[Answer] = lift(crew.submit(parcel, None).result())
+    except BrokenProcessPool:
+        crew.replace()
+        return Failure(job.task.plan.client, job.task.t, DIED), None
+    return answers[0]
+
+
+def _growing() -> Callable[[int], Tensor]:
+    """One block that is used again and again, replaced when it is too small."""
+    block = new_block(0)
+
+    def room(size: int) -> Tensor:
+        nonlocal block
+        if size > len(block):
+            block = new_block(size)
+        return block
+
+    return room
 
 
 def _shared(recipe: Recipe) -> Recipe:
@@ -147,13 +169,6 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _kill(executor: ProcessPoolExecutor) -> None:
-    """End its processes at once, whatever they do (Python 3.14 has `kill_workers`)."""
-    for process in list((executor._processes or {}).values()):
-        process.kill()
-    executor.shutdown(cancel_futures=True)
-
-
 def _work(parcel: Parcel, spare: Tensor | None) -> Parcel:
     """One group's answers, in the spare block if they fit."""
     shards = _here["shards"]
@@ -168,7 +183,7 @@ def _work(parcel: Parcel, spare: Tensor | None) -> Parcel:
 
 
 def _finished(
-    executor: ProcessPoolExecutor,
+    crew: _Crew,
     waiting: _Waiting,
     at_once: int,
     spare: list[Tensor],
@@ -183,7 +198,7 @@ def _finished(
         while waiting and len(running) < at_once:
             some, parcel = waiting.popleft()
             given = spare.pop() if spare else None
-            running[executor.submit(_work, parcel, given)] = some, given
+            running[crew.submit(parcel, given)] = some, given
         done, _ = wait(running, max(0.0, end - monotonic()) if timed else None, FIRST_COMPLETED)
         for f in done:
             text, block = f.result()

@@ -68,7 +68,37 @@ def _begin(experiment: Experiment, workers: int, data_dir: Path | None) -> _Simu
     met: Queue[Grid | None] = Queue()
     ended: list[BaseException] = []
     done = threading.Event()
-    temporary = tempfile.mkdtemp(prefix="fp3-")  # Ray's sockets lie inside, whose paths must be short
+
+    def simulate() -> None:
+        try:
+            _simulate(_handing_over(met, done), experiment, data_dir)
+        except BaseException as error:
+            ended.append(error)
+        met.put(None)
+
+    thread = threading.Thread(target=simulate, name="flower")
+    stop_ray = _start_ray(workers)
+
+    def rest() -> None:
+        if not thread.is_alive():
+            raise RunError(f"Flower's simulation ended: {_why(ended)}")
+        time.sleep(POLL)
+
+    def close() -> None:
+        done.set()
+        thread.join()
+        stop_ray()
+
+    thread.start()
+    grid = met.get()
+    if grid is None:
+        close()
+        raise RunError(f"Flower's simulation did not start: {_why(ended)}")
+    return _Simulated(grid, rest, close)
+
+
+def _handing_over(met: Queue[Grid | None], done: threading.Event) -> ServerApp:
+    """A ServerApp that gives its grid away and lives until it is told that all is done."""
     app = ServerApp()
 
     @app.main()
@@ -76,42 +106,7 @@ def _begin(experiment: Experiment, workers: int, data_dir: Path | None) -> _Simu
         met.put(grid)
         done.wait()
 
-    def simulate() -> None:
-        try:
-            _simulate(app, experiment, data_dir)
-        except BaseException as error:
-            ended.append(error)
-        met.put(None)
-
-    thread = threading.Thread(target=simulate, name="flower")
-
-    command = [sys.executable, "-I", reaper.__file__, temporary]
-    watch = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
-
-    def close() -> None:
-        done.set()
-        if thread.is_alive():
-            thread.join()
-        ray.shutdown()
-        watch.communicate()
-
-    try:
-        _start_ray(workers, temporary)
-    except BaseException:
-        close()
-        raise
-    thread.start()
-
-    def rest() -> None:
-        if not thread.is_alive():
-            raise RunError(f"Flower's simulation ended: {_why(ended)}")
-        time.sleep(POLL)
-
-    grid = met.get()
-    if grid is None:
-        close()
-        raise RunError(f"Flower's simulation did not start: {_why(ended)}")
-    return _Simulated(grid, rest, close)
+    return app
 
 
 def _why(ended: list[BaseException]) -> str:
@@ -122,8 +117,28 @@ def _why(ended: list[BaseException]) -> str:
     return clean(f"{type(error).__name__}: {error}") if error else "its server returned"
 
 
-def _start_ray(workers: int, temporary: str) -> None:
-    """Ray's own processes, before Flower would start them: it gives them 30 s, too few on a busy machine."""
+def _start_ray(workers: int) -> Callable[[], None]:
+    """Ray's own processes, before Flower would start them: it gives them 30 s, too few on a busy machine.
+
+    Returns what stops them.  Should this process be killed, the reaper does.
+    """
+    temporary = tempfile.mkdtemp(prefix="fp3-")  # Ray's sockets lie inside, whose paths must be short
+    command = [sys.executable, "-I", reaper.__file__, temporary]
+    watch = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+
+    def stop() -> None:
+        ray.shutdown()
+        watch.communicate()
+
+    try:
+        _init_ray(workers, temporary)
+    except BaseException:
+        stop()
+        raise
+    return stop
+
+
+def _init_ray(workers: int, temporary: str) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the processes that train
     for left in reversed(range(TRIES)):
         try:
