@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from fedp3.reproduce import pages
+from fedp3.reproduce import pages, verdicts
 from fedp3.reproduce.summary import read_all
 
 ROOT = Path(__file__).parents[2]
@@ -67,16 +67,19 @@ def test_claims_are_judged_from_results_of_another_place(fedp3, tmp_path):
     code, out, _ = fedp3("claims", "--from", str(ROOT), "--json")
     found = json.loads(out.splitlines()[-1])
     assert code == 0 and len(found["claims"]) > 15
+    assert not (tmp_path / "docs").exists(), "for programs: pages are left alone"
+    assert fedp3("claims")[0] == 0
     assert (tmp_path / "experiments/desk/mnist-mlp/classes/opu2.toml").read_text().startswith("# fig-overlap")
     assert (tmp_path / "docs/reproduce/README.md").exists()
 
 
 def test_the_shipped_pages_are_made_from_the_shipped_results(tmp_path):
-    found = read_all(ROOT / "experiments" / "results", "desk")
+    shipped, results = ROOT / "docs" / "reproduce", ROOT / "experiments" / "results"
+    found = read_all(results, "released-desk")
+    page = pages.training_page("fig-overlap", found, "released-desk", tmp_path / "released-desk")
+    theirs = shipped / "released-desk" / "fig-overlap.md"
+    assert page.read_text() == theirs.read_text(), "run: fedp3 reproduce fig-overlap --protocol released-desk"
+    found = read_all(results, "desk")
     assert found, "no results are shipped"
-    page = pages.claims_page(found, "desk", tmp_path)
-    assert page.read_text() == (ROOT / "docs" / "reproduce" / "README.md").read_text(), "run: fedp3 reproduce claims"
-    found = read_all(ROOT / "experiments" / "results", "released-desk")
-    page = pages.training_page("fig-overlap", found, "released-desk", tmp_path)
-    shipped = ROOT / "docs" / "reproduce" / "released-desk" / "fig-overlap.md"
-    assert page.read_text() == shipped.read_text(), "run: fedp3 reproduce fig-overlap --protocol released-desk"
+    page = verdicts.claims_page(found, "desk", tmp_path)
+    assert page.read_text() == (shipped / "README.md").read_text(), "run: fedp3 reproduce claims"

@@ -16,7 +16,7 @@ from fedp3.reproduce.targets import FEDAVG, Row, Target, layers
 
 SMALL = {"data.name": "digits", "model.name": "mlp", "model.width": 0.02, "local.steps": 2, "partition.sizes": 40}
 BENCH = Bench("digits-mlp", "A", "EMNIST-L", SMALL, protocols=("desk", "released"), splits=("classes",))
-TARGET = Target("t", "a", (Row("FedAvg", FEDAVG), Row("OPU2", layers("opu2"))), ("digits-mlp",))
+TARGET = Target("t", "a", (Row("FedAvg", FEDAVG), Row("OPU2", layers("opu2"))), "r", ("digits-mlp",))
 
 
 @pytest.fixture(autouse=True)
@@ -194,7 +194,7 @@ def test_that_round_takes_a_methods_own_tensors_along(tmp_path):
     fedcr = Row("FedCR", Variant("fedcr", {"method": "fedcr", "plan.head": "personal"}))
     smaller = ["partition.clients=6", "local.epochs=1", "model.width=0.02"]
     request = replace(request_in(tmp_path, protocol="released"), overrides=smaller)
-    found = complete(replace(request, targets=[Target("t", "a", (fedcr,), ("digits-mlp",))]))[2]
+    found = complete(replace(request, targets=[Target("t", "a", (fedcr,), "r", ("digits-mlp",))]))[2]
     assert 0 <= found["digits-mlp/classes/fedcr"][0].final["H"] <= 1
 
 

@@ -229,25 +229,27 @@ def _show(asked: Asked) -> None:
 
 def _claims(asked: Asked) -> None:
     """Judge every claim and write every page."""
-    from fedp3.reproduce import pages
+    from fedp3.reproduce import pages, verdicts
     from fedp3.reproduce.arithmetic import ARITHMETIC
+    from fedp3.reproduce.cells import PROTOCOLS
     from fedp3.reproduce.claims import findings
     from fedp3.reproduce.files import write_cells
     from fedp3.reproduce.targets import TARGETS
 
     _take_from(asked)
     found = _found(asked)
+    judged = findings(found, asked.protocol)
+    if asked.json:
+        show.as_json({"protocol": asked.protocol, "claims": [_plain(asdict(f)) for f in judged]})
+        return
     for name, target in ARITHMETIC.items():
         pages.arithmetic_page(name, target.numbers(), asked.docs)
     for name in TARGETS:
         pages.training_page(name, found, asked.protocol, asked.docs)
     write_cells(found, asked.protocol, asked.experiments)
-    page = pages.claims_page(found, asked.protocol, asked.docs)
-    judged = findings(found, asked.protocol)
-    if asked.json:
-        show.as_json({"protocol": asked.protocol, "claims": [_plain(asdict(f)) for f in judged]})
-        return
-    _tables([pages.claim_table(judged, found, asked.protocol)])
+    page = verdicts.claims_page(found, asked.protocol, asked.docs)
+    also = findings(found, asked.protocol, verdicts.other(PROTOCOLS[asked.protocol].score))
+    _tables([verdicts.claim_table(judged, also, asked.protocol)])
     show.tell(f"open {os.path.relpath(page)}")
 
 

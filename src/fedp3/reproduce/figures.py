@@ -1,11 +1,11 @@
 """The figures of the pages; matplotlib is imported only here, when a figure is asked for."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from fedp3.cost import communication_by_layer, deployed_by_layer
+from fedp3.cost import communication_by_layer, deployed_by_layer, spread
 from fedp3.reproduce import published
 from fedp3.reproduce.arithmetic import KEEPS, NETS, net_of
 from fedp3.reproduce.cells import PROTOCOLS, SPLITS, Bench
@@ -14,10 +14,11 @@ from fedp3.reproduce.stats import Interval
 from fedp3.reproduce.targets import Row, Target, places_of, runs_on
 from fedp3.reproduce.training import Found, against, scores
 from fedp3.theory.figures import COLOURS, house_style, save
+from fedp3.types import LayerMap
 
 Panel = tuple[Bench, str, Sequence[tuple[Row, Interval]]]
-Curve = tuple[str, Sequence[tuple[float, float]]]  # title, (keep, accuracy)
-ALPHAS = (0, 10, 20, 30, 40, 50)  # points
+Curve = tuple[str, Sequence[float], Sequence[float]]  # title, what each keep loses against 1.0: ours, published
+ALPHAS = (0, 50)  # points; lines are straight
 
 
 def _grid(heights: Sequence[float]) -> tuple[Any, list[Any]]:
@@ -40,19 +41,27 @@ def _grid(heights: Sequence[float]) -> tuple[Any, list[Any]]:
 def parameters(out: Path) -> Path:
     """Held parameters by trained layer and keep, and uploads, for the paper's four nets."""
     figure, axes = _grid([3.4] * len(NETS))
+    names = dict.fromkeys(l for data in NETS for l in communication_by_layer(net_of(data)))
+    colours = dict(zip(names, COLOURS, strict=False))
     for ax, data in zip(axes, NETS, strict=False):
-        net = net_of(data)
-        uploads = communication_by_layer(net)
-        for j, (l, up) in enumerate(uploads.items()):
-            held = [deployed_by_layer(net, r)[l] / 1e6 for r in KEEPS]
-            at = [k + (j - 1.5) * 0.18 for k in range(len(KEEPS) + 1)]
-            ax.bar(at, [*held, up / 1e6], 0.17, label=l, color=COLOURS[j])
-        ax.set_xticks(range(len(KEEPS) + 1), [*(f"held, keep {r}" for r in KEEPS), "uploaded"])
+        _parameter_panel(ax, net_of(data), colours)
         ax.set_title(data)
-        ax.set_ylabel("million parameters")
-        ax.set_ylim(0, 3.4)
-        ax.legend(title="trained with the head", ncols=len(uploads), loc="upper center")
     return save(figure, out, "fig-parameters")
+
+
+def _parameter_panel(ax: Any, net: LayerMap, colours: Mapping[str, str]) -> None:
+    """Bars by trained layer, and above each group how far its largest lies over its smallest."""
+    uploads = communication_by_layer(net)
+    groups = [deployed_by_layer(net, r) for r in KEEPS] + [uploads]
+    for j, l in enumerate(uploads):
+        at = [k + (j - (len(uploads) - 1) / 2) * 0.18 for k in range(len(groups))]
+        ax.bar(at, [group[l] / 1e6 for group in groups], 0.17, label=l, color=colours[l])
+    for k, group in enumerate(groups):
+        ax.text(k, max(group.values()) / 1e6 + 0.05, f"+{spread(list(group.values())):,.2f} %", ha="center", fontsize=9)
+    ax.set_xticks(range(len(groups)), [*(f"held, keep {r}" for r in KEEPS), "uploaded"])
+    ax.set_ylabel("million parameters")
+    ax.set_ylim(0, 3.6)
+    ax.legend(title="trained with the head", ncols=len(uploads), loc="upper center")
 
 
 def differences(name: str, target: Target, found: Found, protocol: str, out: Path) -> Path | None:
@@ -111,31 +120,40 @@ def _difference_panel(ax: Any, target: Target, panel: Panel) -> None:
 
 
 def trade_off(target: Target, found: Found, protocol: str, out: Path) -> Path | None:
-    """Accuracy + alpha / r over alpha: the larger alpha, the smaller the ratio that wins."""
+    """What accuracy + alpha / r gains over keep 1.0: the larger alpha, the smaller the ratio that wins."""
     curves = _trade_offs(target, found, protocol, PROTOCOLS[protocol].score)
     return _draw_trade_off(curves, out) if curves else None
 
 
 @house_style
 def _draw_trade_off(curves: Sequence[Curve], out: Path) -> Path:
+    from matplotlib.lines import Line2D
+
     figure, axes = _grid([3.4] * len(curves))
-    for ax, (title, points) in zip(axes, curves, strict=False):
-        for j, (r, acc) in enumerate(points):
-            ax.plot(ALPHAS, [acc + alpha * (1 / r - 1) for alpha in ALPHAS], color=COLOURS[j], label=f"keep {r}")
+    for ax, (title, *sides) in zip(axes, curves, strict=False):
+        for dropped, line in zip(sides, ("-", "--"), strict=True):
+            for r, drop, colour in zip(KEEPS, dropped, COLOURS, strict=False):
+                ax.plot(ALPHAS, [drop + alpha * (1 / r - 1) for alpha in ALPHAS], line, color=colour)
+        ax.axhline(0, color="0.6", lw=1)
         ax.set_title(title)
         ax.set_xlabel("alpha, points")
-        ax.set_ylabel("accuracy + alpha (1/r - 1)")
-    axes[0].legend()
+        ax.set_ylabel("gained over keep 1.0")
+    keeps = [Line2D([], [], color=colour, label=f"keep {r}") for r, colour in zip(KEEPS, COLOURS, strict=False)]
+    whose = [Line2D([], [], color="0.3", ls=ls, label=label) for label, ls in (("ours", "-"), ("published", "--"))]
+    figure.legend(handles=[*keeps, *whose], loc="outside upper center", ncols=5)
     return save(figure, out, "fig-global-pruning-trade-off")
 
 
 def _trade_offs(target: Target, found: Found, protocol: str, kind: str) -> list[Curve]:
+    """Our accuracies at keep 0.9, 0.7 and 0.5 less that of 1.0, and the paper's."""
     curves: list[Curve] = []
+    rows = target.rows[:4]  # keep 1.0, 0.9, 0.7, 0.5
     for bench, split in places_of(target, protocol):
-        means = [scores(found, bench, split, row, kind) for row in target.rows[:4]]  # keep 1.0, 0.9, 0.7, 0.5
-        if all(means):
-            accs = [fmean(m.values()) for m in means]
-            curves.append((f"{bench.name}, {SPLITS[split]}", list(zip((1.0, *KEEPS), accs, strict=True))))
+        ours = [fmean(by_seed.values()) for row in rows if (by_seed := scores(found, bench, split, row, kind))]
+        theirs = [v for row in rows if (v := published.score(row.published, bench.paper, split)) is not None]
+        if len(ours) == len(rows):
+            mine, others = ([v - each[0] for v in each[1:]] for each in (ours, theirs))
+            curves.append((f"{bench.name}, {SPLITS[split]}", mine, others))
     return curves
 
 
@@ -160,8 +178,8 @@ def _draw_claims(run: Sequence[Finding], out: Path) -> Path:
     for y, f in enumerate(run):
         low, high = max(f.claim.low, -far), min(f.claim.high, far)
         ax.barh(y, high - low, 0.72, left=low, color="0.9", zorder=0)
-        if f.published is not None:
-            ax.plot(f.published, y, "D", mfc="none", color=COLOURS[0])
+        if f.there is not None:
+            ax.plot(f.there, y, "D", mfc="none", color=COLOURS[0])
         if f.ours is not None:
             _dot(ax, f.ours, y, SHADES[f.verdict])
     ax.set_xscale("symlog", linthresh=1)
@@ -174,7 +192,7 @@ def _draw_claims(run: Sequence[Finding], out: Path) -> Path:
     ax.grid(axis="y", visible=False)
     ax.set_xlabel("points of accuracy (linear between -1 and 1)")
     dots = [_mark(f"ours: {verdict}", "o", colour) for verdict, colour in SHADES.items()]
-    paper = _mark("published", "D", COLOURS[0])
+    paper = _mark("published, same places", "D", COLOURS[0])
     wanted = Patch(color="0.9", label="what the claim says")
     figure.legend(handles=[wanted, paper, *dots], loc="outside upper center", ncols=5)
     return save(figure, out, "claims")

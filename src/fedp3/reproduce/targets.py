@@ -36,6 +36,7 @@ class Target:
     title: str
     about: str
     rows: tuple[Row, ...]  # the first is what the others are compared with
+    rows_are: str  # what the names of rows mean
     benches: tuple[str, ...] = SHORT
     splits: tuple[str, ...] = ("classes", "dirichlet")
 
@@ -150,21 +151,64 @@ def _ldp() -> Iterator[Row]:
 
 TARGETS: Mapping[str, Target] = {
     "fig-overlap": Target(
-        "Layer overlap", "FedAvg against three, two and one trained layers per client", tuple(_overlap()), OVERLAP
+        "Layer overlap",
+        "FedAvg against three, two and one trained layers per client",
+        tuple(_overlap()),
+        "A client trains three (OPU3), two (OPU2) or one (LowerB) of the hidden layers whole, and the head; which "
+        "ones is fixed for the run. It is sent the others at keep 0.9 and trains them too, but they do not come "
+        "back. *Frozen*: it does not train them. *Redrawn*: its layers are drawn anew every round. FedCR-OPU3 is "
+        "FedCR with the layers of OPU3. On the MLPs, with three hidden layers, OPU3 is FedAvg and FedCR-OPU3 is "
+        "FedCR, so they have no rows there.",
+        OVERLAP,
     ),
     "fig-global-pruning": Target(
-        "Global pruning", "every layer but the head pruned on the way down", tuple(_pruning()), (*SHORT, "emnist-mlp")
+        "Global pruning",
+        "every layer but the head pruned on the way down",
+        tuple(_pruning()),
+        "*Keep* is the share of a layer's weights that is sent. *Magnitude* keeps the largest, *random* draws them "
+        "anew every round. *Held*: pruned weights stay zero in local training, else they may grow back. *Kept*: a "
+        "weight is averaged over the clients that were sent it; *zeros*: pruned weights enter the average as zeros. "
+        "The rows without these words are magnitude, held, kept. The paper weighs size against accuracy by accuracy "
+        "+ alpha / r, r being keep; the picture of it shows what that gains over keep 1.0.",
+        (*SHORT, "emnist-mlp"),
     ),
     "table-local-pruning": Target(
-        "Local pruning", "fixed, uniform and ordered dropout per step", tuple(_local()), (*SHORT, "emnist-mlp")
+        "Local pruning",
+        "fixed, uniform and ordered dropout per step",
+        tuple(_local()),
+        "*Fixed*: the server prunes to 0.9 and a step uses all of that. Per step, *uniform* uses each weight with "
+        "chance q, *ordered* dropout the leading share q of a layer's inputs and of its outputs, *matched* the same "
+        "with shares that leave as many weights as uniform. The paper's p is read in three ways: (a) q = p in every "
+        "step, keep 0.9; (b) keep p, q drawn from U[0.5, 1] at every step; (c) q drawn from FjORD's grid 0.2, 0.4, "
+        "..., 1, keep 0.9. *(b) Fixed, keep 0.7* stands beside the paper's figure of global pruning.",
+        (*SHORT, "emnist-mlp"),
     ),
-    "fig-aggregation": Target("Aggregation", "how layers of unequal clients are averaged", tuple(_aggregation())),
+    "fig-aggregation": Target(
+        "Aggregation",
+        "how layers of unequal clients are averaged",
+        tuple(_aggregation()),
+        "Clients train one, two or three hidden layers (OPU1-2-3), or two or three (OPU2-3). *Simple*: all that "
+        "send a layer count alike in its mean; *weighted*: by the number of layers they train; *attention*: by "
+        "learned weights, a rule of our own.",
+    ),
     "ldp": Target(
         "LDP-FedP3",
         "accuracy of OPU2 against epsilon, noise from the seed (a simulation); the paper has no numbers",
         tuple(_ldp()),
+        "In all rows, the one without LDP too, layers outside L_i are frozen, so that nothing leaves without noise. "
+        "*Epsilon inf*: every record's gradient is clipped, no noise is added.",
     ),
-    "table-resnet": Target("ResNet18", "leaving out blocks", tuple(_resnet()), RESNETS, ("classes",)),
+    "table-resnet": Target(
+        "ResNet18",
+        "leaving out blocks",
+        tuple(_resnet()),
+        "*Full*: every layer but the head is pruned to 0.9 on the way down and comes back as it was sent. The rows "
+        "below leave layers of B2 or B3 out of L_i: those are sent at keep 0.9 and do not come back, all others are "
+        "whole both ways. So Full is pruned more than they are, and *FedAvg, unpruned* is the other end to compare "
+        "with.",
+        RESNETS,
+        ("classes",),
+    ),
 }
 
 

@@ -1,6 +1,6 @@
 """Summaries as tables: published beside ours, and what each row costs against the first, paired by seed."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from statistics import fmean
 
@@ -44,8 +44,15 @@ def table(target: Target, found: Found, protocol: str, bench: Bench, split: str)
             [*line, number(_heads(found, Cell(bench, split, r.variant)))] for line, r in zip(rows, run, strict=True)
         ]
     title = f"{bench.name}, {SPLITS[split]}"
+    return Table(title, (*COLUMNS, *more), rows, (f"First: {base.label}.{_source(run, bench, split)}",))
+
+
+def _source(run: Sequence[Row], bench: Bench, split: str) -> str:
+    """Where published values come from, if there are any."""
+    if all(published.score(row.published, bench.paper, split) is None for row in run):
+        return ""
     other = "" if bench.same_data else ", the same net on other data: compare differences only"
-    return Table(title, (*COLUMNS, *more), rows, (f"First: {base.label}. Published: {bench.paper}{other}.",))
+    return f" Published: {bench.paper}{other}."
 
 
 def _line(row: Row, base: Row, found: Found, bench: Bench, split: str, kind: str) -> list[str]:
@@ -77,9 +84,9 @@ def _heads(found: Found, cell: Cell) -> float | None:
 
 
 def tables(target: Target, found: Found, protocol: str) -> list[Table]:
-    """All tables of a target that have a row."""
+    """All tables of a target that compare rows; while there is none, those with a single one."""
     all_of = [table(target, found, protocol, b, s) for b, s in places_of(target, protocol)]
-    return [t for t in all_of if t.rows]
+    return [t for t in all_of if len(t.rows) > 1] or [t for t in all_of if t.rows]
 
 
 def brief(table: Table) -> Table:
@@ -87,6 +94,12 @@ def brief(table: Table) -> Table:
     shown = [table.columns.index(c) for c in (*COLUMNS, "seeds")]
     rows = [[row[j] for j in shown] for row in table.rows]
     return replace(table, columns=[table.columns[j] for j in shown], rows=rows)
+
+
+def length(found: Found) -> str:
+    """How long runs were, for a sentence about them."""
+    rounds = sorted({s.rounds[-1] for runs in found.values() for s in runs.values() if s.rounds})
+    return f", {' or '.join(map(str, rounds))} rounds" if rounds else ""
 
 
 def progress(target: Target, found: Found, protocol: str) -> tuple[int, int]:
