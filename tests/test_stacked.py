@@ -229,6 +229,28 @@ def test_company_changes_no_bit(fleet, seed, data):
             assert update.metrics == alone[i].metrics
 
 
+@pytest.mark.parametrize("tensors", range(1, 10))
+def test_a_clipped_step_is_the_same_in_any_company(tensors):
+    """The clip's norm runs over all tensors; how it is summed must not depend on how many members there are."""
+    rng = torch.Generator().manual_seed(tensors)
+    grads = {f"w{j}": torch.randn(16, 16, 16 * (j + 1), generator=rng) for j in range(tensors)}
+    together = {n: torch.zeros_like(g) for n, g in grads.items()}
+    local = Local(clip_norm=0.3)
+    stacked._sgd(together, {n: g.clone() for n, g in grads.items()}, {}, {}, local, 1.0)
+    for i in range(16):
+        alone = {n: torch.zeros_like(g[:1]) for n, g in grads.items()}
+        stacked._sgd(alone, {n: g[i : i + 1].clone() for n, g in grads.items()}, {}, {}, local, 1.0)
+        assert same({n: w[0] for n, w in alone.items()}, {n: w[i] for n, w in together.items()})
+
+
+def test_a_batch_that_no_client_fills_takes_no_room():
+    here = world()
+    task = here.tasks(here.plans())[1]
+    recipe = replace(here.recipe, local=Local(steps=3, batch=10**12))
+    dealt = list(stacked._batches(recipe, [stacked.Member(Shard(torch.arange(20), torch.arange(0)), task, {})]))
+    assert [at.shape for at, _ in dealt] == [(1, 32)] * 3
+
+
 def test_a_client_without_a_test_part_is_no_matter_who_its_neighbours_are():
     here = world(sizes=[1, 1, 6])
     recipe = replace(here.recipe, chain=CHAIN)

@@ -143,7 +143,7 @@ def _score(recipe: Recipe, shard: Shard, *, trained: bool) -> dict[str, float]:
     recipe.net.eval()
     correct, loss = 0, 0.0
     answer, labels = recipe.hooks.answer if trained else None, labels_of(recipe, shard)
-    for at in torch.split(shard.test, EVAL_BATCH):
+    for at in torch.split(shard.test, EVAL_BATCH) if len(shard.test) else ():  # of nothing it makes one empty batch
         y = recipe.data.y[at].to(recipe.device)
         logits = recipe.net(batch(recipe.data, at).to(recipe.device))
         logits = logits if answer is None else answer(logits, labels)

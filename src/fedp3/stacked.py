@@ -13,7 +13,7 @@ import math
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 from itertools import pairwise
 
 import torch
@@ -176,14 +176,14 @@ def _batches(recipe: Recipe, members: Sequence[Member]) -> Iterator[tuple[Tensor
     local, t = recipe.local, members[0].task.t
     K, rows = steps_of(local, len(members[0].shard.train)), _rows(len(members[0].shard.train), local)
     own = [len(m.shard.train) for m in members]
-    per_epoch = [math.ceil(n / local.batch) for n in own]
-    at = torch.full((len(members), max(K + e for e in per_epoch) * local.batch), -1)
+    per_epoch = [math.ceil(n / rows) for n in own]  # rows: the batch, or less where all of a client's samples are less
+    at = torch.full((len(members), max(K + e for e in per_epoch) * rows), -1)
     for line, m, n, e in zip(at, members, own, per_epoch, strict=True):
         rng = stream(recipe.seed, Use.BATCHES, t, m.task.plan.client)
-        where = _places(n, local.batch)
+        where = _places(n, rows)
         for k in range(0, K, e):
-            line[k * local.batch + where] = torch.randperm(n, generator=rng)
-    at = at[:, : K * local.batch].view(len(members), K, local.batch)[:, :, :rows]
+            line[k * rows + where] = torch.randperm(n, generator=rng)
+    at = at[:, : K * rows].view(len(members), K, rows)
     real = at >= 0
     weight = real / real.sum(2, keepdim=True)
     begins = torch.tensor([0, *own]).cumsum(0)[:-1, None, None]
@@ -239,7 +239,8 @@ def _sgd(W: Stack, grads: Stack, velocity: Stack, hold: Stack, local: Local, lr:
     for n, mask in hold.items():
         grads[n].mul_(mask)
     if local.clip_norm:
-        norm = torch.stack([torch.linalg.vector_norm(g, dim=(1, 2)) for g in grads.values()]).norm(dim=0)
+        squares = [torch.linalg.vector_norm(g, dim=(1, 2)).square() for g in grads.values()]
+        norm = reduce(torch.add, squares).sqrt()  # a sum over a side of a tensor adds up by how many members there are
         factor = torch.where(norm > local.clip_norm, local.clip_norm / (norm + 1e-6), 1.0)
         if bool((factor < 1).any()):  # times one changes no bit
             for g in grads.values():

@@ -49,6 +49,7 @@ from fedp3.errors import CodecError, InputError, RunError
 from fedp3.experiment import assemble
 from fedp3.frames import MAGIC, payload_size
 from fedp3.methods import METHODS
+from fedp3.recipe import Shard
 from fedp3.record import read_events, read_json
 from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.server import run_round
@@ -238,6 +239,27 @@ def test_a_node_that_gives_no_scores_away_trains_all_the_same(shared, tmp_path):
     assert record.G is not None and set(record.G.clients) == set(record.accepted) - {1}
     with pytest.raises(InputError, match="scores='no'"):
         node.as_scored(next(iter(engine_tasks(shared))), {"scores": "no"})
+
+
+def test_a_record_that_trained_under_ldp_is_never_scored_however_another_run_cuts(shared, tmp_path):
+    task = next(iter(engine_tasks(shared)))
+    private = replace(shared.recipe, private=Private(randomness="os"))
+    evaluate = replace(task, kind="evaluate", evaluate=True)
+    home = tmp_path / "run" / "client-0"
+    mine = Shard(torch.arange(20), torch.arange(20, 30))
+    other = Shard(torch.arange(10, 15), torch.tensor([3, 25, 19, 40, 0]))
+    assert node.not_yet_trained(other, evaluate, private, home) is other, "nothing trained yet"
+    assert node.not_yet_trained(mine, task, private, home).test.tolist() == list(range(20, 30))
+    later = tmp_path / "later" / "client-1"  # another run, another client of the same device
+    assert node.not_yet_trained(other, evaluate, shared.recipe, later).test.tolist() == [25, 40]
+    moved = shared.recipe.data
+    moved = replace(shared.recipe, data=replace(moved, x=moved.x.flip(0), y=moved.y.flip(0)))
+    last = len(moved.data.y) - 1
+    found = node.not_yet_trained(Shard(other.train, last - other.test), evaluate, moved, later)
+    assert found.test.tolist() == [last - 25, last - 40], "records are known by what they hold"
+    (tmp_path / "trained").write_bytes(b"cut")
+    with pytest.raises(RunError, match="was damaged"):
+        node.not_yet_trained(other, evaluate, private, later)
 
 
 def test_a_node_cuts_its_records_the_same_way_in_every_run():

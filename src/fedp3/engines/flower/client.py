@@ -5,7 +5,7 @@ and a user's own net and data.  A task that cannot be done is answered with the 
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from pathlib import Path
 
@@ -109,6 +109,7 @@ def _work(held: Held, carried: bool, asked: RecordDict, context: Context) -> Rec
     home = node.home_of(context.node_config, run_of(asked))
     node.admit(task, recipe, context.node_config, home)
     task = node.as_scored(task, context.node_config)
+    held = replace(held, shard=node.not_yet_trained(held.shard, task, recipe, home))
     return _reply(held, task, node.load_state(home, task), lambda _, state: node.keep_state(home, state))
 
 

@@ -2,21 +2,27 @@
 
     FOLDER/<run>/client-<i>/state-<t>.safetensors     its own layers after round t: the one its next task starts from,
                                                       and the newest
+    FOLDER/trained                                    marks of the records that trained under LDP, in any run
 A run is named by a random number that lives in the server's run folder, so a resumed run finds its states again and
 another run of the same config does not.
 """
 
+import hashlib
 import math
 import os
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
+from fedp3.data import Dataset
 from fedp3.engines.flower.records import state_bytes, state_of
 from fedp3.errors import InputError, RunError
 from fedp3.privacy.ledger import Policy, permit
 from fedp3.privacy.mechanism import local_steps
-from fedp3.recipe import Recipe
+from fedp3.recipe import Recipe, Shard
 from fedp3.record import write_atomic
 from fedp3.types import ClientState, Task
 
@@ -68,6 +74,41 @@ def as_scored(task: Task, node: NodeConfig) -> Task:
     if not isinstance(scores, bool):
         raise InputError(f"--node-config scores={scores!r} is not true or false")
     return replace(task, evaluate=task.evaluate and scores)
+
+
+MARK = 16  # bytes of a record's hash; two records share one by chance in 2^64
+
+
+def not_yet_trained(shard: Shard, task: Task, recipe: Recipe, home: Path) -> Shard:
+    """The shard without test records that trained under LDP, in this run or another.
+
+    No noise covers a score, so that whoever cut the same records otherwise could read off it what noise had hidden.
+    """
+    path = home.parent.parent / "trained"
+    trained = _marks_in(path)
+    if recipe.private is not None and task.kind != "evaluate":
+        new = set(_marks(recipe.data, shard.train)) - trained
+        if new:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            trained |= new
+            write_atomic(path, b"".join(sorted(trained)))  # before anything is drawn
+    if not trained:
+        return shard
+    fresh = [mark not in trained for mark in _marks(recipe.data, shard.test)]
+    return replace(shard, test=shard.test[torch.tensor(fresh, dtype=torch.bool)])
+
+
+def _marks(data: Dataset, at: Tensor) -> list[bytes]:
+    """A hash of each of these records, the same wherever in the data it lies."""
+    x, y = data.x[at].contiguous(), data.y[at].tolist()
+    return [hashlib.sha256(w.numpy().tobytes() + b"%d" % label).digest()[:MARK] for w, label in zip(x, y, strict=True)]
+
+
+def _marks_in(path: Path) -> set[bytes]:
+    data = path.read_bytes() if path.exists() else b""
+    if len(data) % MARK:
+        raise RunError(f"{path} was damaged; without it no score is known to be of records that did not train")
+    return {data[j : j + MARK] for j in range(0, len(data), MARK)}
 
 
 def policy_of(node: NodeConfig) -> Policy:
