@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,7 +12,9 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import fedp3
+from fedp3 import config
 from fedp3.errors import ConfigError, InputError, PlanError
+from fedp3.experiment import assemble
 
 SETTINGS = {
     "partition": {"kind": "iid", "clients": 4},
@@ -218,3 +221,154 @@ def test_the_public_names_are_these():
     assert all(getattr(fedp3, name) is not None for name in fedp3.__all__)
     with pytest.raises(AttributeError):
         _ = fedp3.nonsense
+
+
+# --------------------------------------------------------------------------- going on with a net of one's own
+
+
+def smooth() -> nn.Module:
+    """A net whose clients are not stacked, so that it is the workbench."""
+    torch.manual_seed(2)
+    return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
+
+
+@pytest.mark.parametrize("method", ["fedper", "ditto"])
+def test_a_run_goes_on_from_its_own_w0_whatever_the_net_holds_by_then(method, data, tmp_path):
+    settings = SETTINGS | {"method": method, "run": {"rounds": 6, "clients_per_round": 1, "eval_every": 0}}
+    whole = fedp3.run(smooth(), data, out=tmp_path / "whole", **settings)
+
+    def stop(record):
+        if record.t == 1:
+            raise KeyboardInterrupt
+
+    used = smooth()
+    with pytest.raises(KeyboardInterrupt):
+        fedp3.run(used, data, out=tmp_path / "r", on_round=stop, **settings)
+    again = fedp3.run(used, data, out=tmp_path / "r", **settings)
+    assert again.model_sha256 == whole.model_sha256 and again.accuracy == whole.accuracy
+
+
+def test_a_run_stopped_in_its_first_round_begins_again_from_its_own_w0(data, tmp_path, monkeypatch):
+    whole = fedp3.run(smooth(), data, **SETTINGS)
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr("fedp3.driver.drive", killed)
+        with pytest.raises(KeyboardInterrupt):
+            fedp3.run(smooth(), data, out=tmp_path / "r", **SETTINGS)
+    other = smooth()
+    nn.init.zeros_(other[0].weight)
+    assert fedp3.run(other, data, out=tmp_path / "r", **SETTINGS).model_sha256 == whole.model_sha256
+    (tmp_path / "r" / "initial.safetensors").write_bytes(b"")
+    with pytest.raises(InputError, match=r"cannot read .*initial\.safetensors"):
+        fedp3.run(smooth(), data, out=tmp_path / "r", **SETTINGS)
+
+
+def test_other_layers_or_another_scaling_are_refused_when_a_run_goes_on(data, tmp_path):
+    pixels = fedp3.data.from_tensors(torch.arange(80 * 6, dtype=torch.uint8).view(80, 1, 2, 3), data[1])
+    flat = nn.Sequential(nn.Flatten(), *net())
+    fedp3.run(flat, pixels, out=tmp_path / "r", **SETTINGS)
+    scaled = replace(pixels, mean=(0.1,), std=(0.3,))
+    with pytest.raises(InputError, match="begun with other scaling"):
+        fedp3.run(flat, scaled, out=tmp_path / "r", **SETTINGS)
+    names = [n for n, _ in flat.named_parameters()]
+    layers = {"all": names[:-2], "head": names[-2:]}
+    with pytest.raises(InputError, match="begun with other layers"):
+        fedp3.run(flat, pixels, out=tmp_path / "r", layers=layers, **SETTINGS)
+
+
+# --------------------------------------------------------------------------- data and nets as people have them
+
+
+@pytest.mark.parametrize("as_given", ["column", "gradient", "uint16", "big-endian"])
+def test_data_as_people_have_them(as_given, data, tmp_path):
+    x, y = data
+    given = {
+        "column": lambda: (x, torch.stack([y, y], 1)[:, 0]),
+        "gradient": lambda: (x.clone().requires_grad_() * 1, y),
+        "uint16": lambda: (x, y.numpy().astype("uint16")),
+        "big-endian": lambda: (x.numpy().astype(">f4"), y.numpy().astype(">i4")),
+    }[as_given]()
+    again = fedp3.run(net(), given, out=tmp_path / "r", **SETTINGS)
+    assert again.model_sha256 == fedp3.run(net(), data, **SETTINGS).model_sha256
+
+
+class Picky(nn.Module):
+    """Its `view` cannot take an empty batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.body, self.head = nn.Linear(6, 8), nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.body(x.view(x.size(0), -1)).tanh())
+
+
+def test_scores_change_no_bit_for_a_client_with_a_single_sample(data, tmp_path):
+    parts = {"0": list(range(30)), "1": list(range(30, 60)), "2": [60]}
+    (tmp_path / "parts.json").write_text(json.dumps(parts))
+    found = set()
+    for often in (0, 1, 2):
+        run = {"rounds": 3, "clients_per_round": 0, "eval_every": often}
+        partition = {"file": str(tmp_path / "parts.json"), "clients": 3}
+        result = fedp3.run(Picky(), data, partition=partition, run=run, local={"steps": 2})
+        assert result.outcome.result["rejected"] == 0
+        found.add(result.model_sha256)
+    assert len(found) == 1
+
+
+class TwoAnswers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(6, 2)
+
+    def forward(self, x):
+        return (self.head(x), x) if self.training else self.head(x)
+
+
+@pytest.mark.parametrize(
+    ("model", "more", "text"),
+    [
+        (TwoAnswers(), {}, "answers with a tuple"),
+        (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), {"batch": 1}, "train on a batch of 1"),
+        (nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4), nn.Linear(4, 2)), {"batch": 3}, None),
+    ],
+)
+def test_a_net_that_cannot_train_is_refused_before_training(model, more, text, data):
+    settings = SETTINGS | {"local": {"steps": 2, **more}}
+    if text is None:
+        assert fedp3.run(model, data, **settings).outcome.result["rejected"] == 0
+    else:
+        with pytest.raises(InputError, match=text):
+            fedp3.run(model, data, **settings)
+
+
+def test_a_head_with_outputs_to_spare_trains_under_a_masked_loss(data):
+    wide = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4))
+    result = fedp3.run(wide, data, method="heterofl", prune={"keep": [1.0, 0.5]}, **SETTINGS)
+    assert result.outcome.result["rejected"] == 0
+
+
+def test_sections_named_data_and_model_can_be_set(data):
+    result = fedp3.run(net(), data, data={"augment": False}, **SETTINGS)
+    assert not result.experiment.config.data.augment
+
+
+def test_nonsense_is_refused_in_words(data):
+    with pytest.raises(InputError, match="workers=-1"):
+        fedp3.run(net(), data, workers=-1, **SETTINGS)
+    with pytest.raises(PlanError, match="no shortcut leads around it"):
+        fedp3.run(net(), data, plan={"others": "skip", "layers": "lowerb"}, **SETTINGS)
+    with pytest.raises(PlanError, match="made for model resnet18"):
+        fedp3.run(net(), data, plan={"layers": "resnet-b2-part"}, **SETTINGS)
+
+
+def test_a_config_of_ones_own_net_runs_nothing_else(data, tmp_path):
+    result = fedp3.run(net(), data, out=tmp_path / "r", **SETTINGS)
+    with pytest.raises(InputError, match=r"call fedp3\.run again"):
+        assemble(config.load(tmp_path / "r" / "config.toml"))
+    page = result.report(tmp_path / "page.html").read_text()
+    assert "own data, iid" in page and "own net, " in page and "Run it again" not in page

@@ -572,3 +572,11 @@ def test_a_round_trip_by_hand() -> None:
     weights = {"l.w": torch.tensor([[1.0, 0.0], [3.0, 4.0]]), "h.w": torch.tensor([5.0])}
     data = encode_task(Task(0, plan, weights, Masks(weights={"l.w": mask})), layers, Pruning())
     assert opened(data)[1] == bytes([0b10110000]) + struct.pack("<4f", 1, 3, 4, 5)
+
+
+def test_an_extra_with_endless_sides_is_refused_in_few_words():
+    from fedp3.codec import SIDES, _shape
+
+    assert _shape([1] * SIDES, 10) == [1] * SIDES
+    with pytest.raises(ValueError, match=f"300000 sides, at most {SIDES}"):
+        _shape([1] * 300_000, 10)

@@ -86,7 +86,8 @@ def test_all_mistakes_are_said_at_once_with_the_nearest_name():
         (["run.quorum=11"], "can never come"),
         (["partition.sizes=[1, 2]"], "2 numbers for 20 clients"),
         (["prune.keep=[0.5, 0.5, 0.5]", "partition.clients=2", "run.clients_per_round=1"], "3 device classes"),
-        (["plan.layers=resnet-b2-part"], "made for model resnet18"),
+        (["local.lr=inf"], "[local] lr: should be a finite number"),
+        (["run.deadline=inf"], "[run] deadline: should be a finite number"),
         (["plan.layers=prune-all"], "set [prune] upload"),
         (["plan.layers=opu9x"], "unknown choice of layers"),
         (["prune.keep=0"], "[prune] keep"),
@@ -149,3 +150,24 @@ def test_the_digest_tells_configs_apart():
 def test_settings_that_would_do_something_else_than_they_say_are_refused(overrides, text):
     with pytest.raises(ConfigError, match=text):
         config.parse({}, overrides)
+
+
+def test_a_file_that_is_typed_is_looked_up_from_where_it_is_typed(tmp_path, monkeypatch):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "dev.csv").write_text("client,keep\n0,0.5\n1,1.0\n")
+    text = "[partition]\nclients = 2\n[run]\nclients_per_round = 2\n"
+    (tmp_path / "sub" / "typed.toml").write_text(text)
+    (tmp_path / "sub" / "named.toml").write_text(text + '[prune]\nkeep = "dev.csv"\n')
+    monkeypatch.chdir(tmp_path)
+    typed = config.load(Path("sub/typed.toml"), ["prune.keep=sub/dev.csv"])
+    assert typed.prune.keep == config.load(Path("sub/named.toml")).prune.keep == (0.5, 1.0)
+    (tmp_path / "sub" / "dev.csv").write_text("client,keep\n0,0.5\n")
+    with pytest.raises(ConfigError, match=r"it lacks 1\)"):
+        config.load(Path("sub/named.toml"))
+
+
+def test_what_a_run_writes_down_can_be_read_again(tmp_path):
+    odd = str(tmp_path / "🙂\x7f\x01é.json")
+    c = config.parse({"partition": {"file": odd}})
+    (tmp_path / "c.toml").write_text("\ufeff" + config.to_toml(c), encoding="utf-8")
+    assert config.load(tmp_path / "c.toml") == c

@@ -20,7 +20,7 @@ from fedp3.evaluate import global_tasks
 from fedp3.experiment import assemble, assemble_own
 from fedp3.record import model_sha256
 from fedp3.server import plans_for, run, run_round
-from fedp3.types import ClientPlan, ClientState, Task
+from fedp3.types import ClientPlan, ClientState, Private, Task
 
 SMALL = ["model.width=0.03", "partition.clients=6", "run.clients_per_round=4", "run.rounds=3", "local.steps=2"]
 
@@ -149,6 +149,18 @@ def test_a_client_whose_process_is_killed_fails_alone():
         assert "died twice" in record.rejected[2]
         _, again = run_round(e.problem, e.start, engine.execute)
         assert again.accepted == (0, 1, 3, 4, 5)
+    finally:
+        engine.close()
+
+
+def test_under_ldp_no_client_draws_noise_a_second_time_because_a_process_died():
+    e = breaking("dies")
+    private = replace(e.recipe, private=Private(randomness="os"))
+    engine = pool(private, e.shards, 2)
+    try:
+        _, record = run_round(e.problem, e.start, engine.execute)
+        assert 2 in record.rejected and "noise that is not charged" in record.rejected[2]
+        assert {*record.rejected.values()} == {record.rejected[2]}
     finally:
         engine.close()
 

@@ -132,6 +132,7 @@ MALFORMED: dict[str, Malformed] = {
     "a scalar": Malformed(tensor(lambda w: w.sum()), r"has shape \(\), want"),
     "empty": Malformed(tensor(lambda w: w[:0]), r"has shape \(0, 5\), want"),
     "broadcastable": Malformed(tensor(lambda w: w[:1]), r"has shape \(1, 5\), want"),
+    "endless sides": Malformed(tensor(lambda w: w.view(3, 5, *[1] * 60)), r"has shape \(3, 5, .{1,80}, want \(3, 5\)"),
     "float64": Malformed(tensor(lambda w: w.double()), "has type torch.float64, want float32"),
     "float16": Malformed(tensor(lambda w: w.half()), "has type torch.float16, want float32"),
     "integers": Malformed(tensor(lambda w: w.long()), "has type torch.int64, want float32"),

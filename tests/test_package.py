@@ -17,7 +17,7 @@ LEVELS = (
     "data partition partition_file layermap models plan",
     "prune local_prune checks submodel compress optimise mean aggregate gate privacy.clip privacy.mechanism "
     "privacy.account privacy.ledger privacy.bounds",
-    "frames codec cost work recipe steps passes stacked client evaluate fleet",
+    "frames codec cost work recipe steps passes stacked client evaluate fleet fit",
     "server",
     "record tensorboard methods theory privacy",
     "config",

@@ -190,7 +190,7 @@ def test_the_resnet_of_the_package_has_the_layers_these_plans_name() -> None:
 
 @pytest.mark.parametrize("name", [name for name in LAYER_SETS if name.startswith("resnet")])
 def test_a_plan_for_a_resnet_says_which_block_another_net_lacks(name: str) -> None:
-    with pytest.raises(PlanError, match=r"block 'b[23]', which the model does not have"):
+    with pytest.raises(PlanError, match=r"leaves out block 'b[23]', which this net lacks"):
         layer_sets(PlanRules(name), deep(4), 10, 0, 0)
 
 

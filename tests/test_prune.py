@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import reference as ref
+from fedp3 import config
 from fedp3 import masks as M
 from fedp3.checks import check_pruning
 from fedp3.errors import InputError, PlanError
+from fedp3.experiment import assemble
 from fedp3.local_prune import LOCAL_PRUNERS, draw_q
 from fedp3.prune import SELECTORS, dispatch, kept_units, kept_weights, magnitude, masks_for, neuron_norm, pruned_layers
 from fedp3.types import ClientPlan, LayerMap, LayerPlan, Masks, Pruning
@@ -375,6 +377,14 @@ def test_ordered_that_nobody_completes_is_refused_and_one_whole_client_mends_it(
     whole = [everything_pruned(here.layers, 1.0)]
     check_pruning(here.pruning, here.layers, [*plans[1:], *whole])
     check_pruning(Pruning("rolling"), here.layers, plans)
+
+
+def test_ordered_plans_that_are_redrawn_are_judged_over_all_rounds():
+    """Whether round 0 alone reaches everything is luck; what counts is whether some round does."""
+    settings = ["plan.layers=random-2", "plan.redraw=true", "prune.selector=ordered", "prune.keep=0.5"]
+    small = ["partition.clients=2", "run.clients_per_round=2", "run.rounds=40", "model.width=0.125"]
+    for seed in range(4):
+        assemble(config.parse({}, [*settings, *small, f"run.seed={seed}"]))
 
 
 def test_units_that_cannot_be_followed_are_refused_where_they_would_be_cut():

@@ -326,6 +326,19 @@ def test_runs_are_compared_at_the_smallest_traffic_they_all_reached(tmp_path: Pa
     assert rows[0]["G_at_mb"] != rows[0]["G"]
 
 
+def test_a_score_at_a_budget_is_over_all_seeds_or_not_there(tmp_path: Path) -> None:
+    for s, rounds in ((0, 10), (1, 10)):
+        make_run(tmp_path / "a" / f"seed-{s}", rounds=rounds, seed=s)
+    assert compare([tmp_path / "a"])[0]["G_at_mb"] is not None
+    events = tmp_path / "a" / "seed-1" / "events.jsonl"
+    lines = [json.loads(line) for line in events.read_text().splitlines()]
+    for e in lines[:-1]:
+        e["G"] = None
+    events.write_text("".join(json.dumps(e) + "\n" for e in lines))
+    short = make_run(tmp_path / "short", rounds=4)
+    assert compare([tmp_path / "a", short])[0]["G_at_mb"] is None, "seed 0 alone would say something else"
+
+
 @given(st.lists(st.tuples(st.floats(0.1, 9), st.floats(0, 1)), min_size=1, max_size=6), st.floats(0, 40))
 def test_reading_a_curve_at_a_budget_is_linear_interpolation(steps: list[tuple[float, float]], budget: float) -> None:
     xs, ys = np.cumsum([s for s, _ in steps]), [y for _, y in steps]

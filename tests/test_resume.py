@@ -371,3 +371,18 @@ def test_an_atomic_write_is_all_or_nothing(tmp_path, monkeypatch):
         record.write_atomic(tmp_path / "a", b"new")
     assert (tmp_path / "a").read_bytes() == b"old"
     assert [p.name for p in tmp_path.iterdir()] == ["a"]
+
+
+def test_a_finished_run_that_was_moved_still_says_its_result(place, whole, tmp_path, monkeypatch, capsys):
+    shutil.copytree(place / "whole", tmp_path / "moved")
+    monkeypatch.chdir(tmp_path)
+    code, out = fedp3("resume", "moved", "--json", capsys=capsys)
+    found = json.loads(out)
+    assert code == 0 and found["out"] == "moved" and found["model_sha256"] == whole
+
+
+def test_a_run_without_its_folder_of_checkpoints_begins_again(place, whole, tmp_path):
+    shutil.copytree(place / "whole", tmp_path / "run")
+    (tmp_path / "run" / "result.json").unlink()
+    shutil.rmtree(tmp_path / "run" / "checkpoint")
+    assert hash_after_resume(tmp_path / "run") == whole

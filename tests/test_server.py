@@ -20,6 +20,7 @@ from fedp3.aggregate import RULES, Aggregation
 from fedp3.engines.inprocess import States
 from fedp3.errors import RunError
 from fedp3.local_prune import LOCAL_PRUNERS
+from fedp3.optimise import Server
 from fedp3.plan import LAYER_SETS, PlanRules
 from fedp3.prune import SELECTORS
 from fedp3.rng import Use, stream
@@ -489,3 +490,21 @@ def test_what_the_last_round_measured_is_not_measured_again_and_is_the_same():
     assert set(kinds) == {"probe"}
     older = replace(record, t=record.t - 1)  # of another model
     assert finish(problem, state, watched, None, older) == again and set(kinds) == {"probe", "evaluate"}
+
+
+@pytest.mark.parametrize("rule", ["simple", "weighted", "attention"])
+def test_finite_updates_that_add_up_to_infinity_leave_the_model_as_it_was(rule):
+    here = world(clients=2)
+    how = Aggregation(rule, server=Server("momentum", beta1=0.9))
+    problem = here.problem(FULL, 1.0, aggregation=how, clients_per_round=2, rounds=4)
+    engine = here.engine()
+
+    def huge(tasks: Sequence[Task]) -> Iterable[Reply]:
+        for reply in engine.execute(tasks):
+            assert isinstance(reply, ClientUpdate)
+            size = 3.3e38 if reply.t % 2 else -3.3e38
+            yield replace(reply, tensors={n: torch.full_like(w, size) for n, w in reply.tensors.items()})
+
+    rounds = list(run(problem, here.state, huge))
+    assert all(bool(w.isfinite().all()) for state, _ in rounds for w in state.W.values())
+    assert any(record.void for _, record in rounds)

@@ -58,6 +58,7 @@ class Result:
 def run(
     model: nn.Module,
     data: Data,
+    /,
     *,
     out: str | Path | None = None,
     layers: Mapping[Layer, Sequence[str]] | None = None,
@@ -67,7 +68,8 @@ def run(
 ) -> Result:
     """Train any net on any data set; settings are those of the config file, as `section=dict(key=value)`.
 
-    With `out` the run has a folder, and calling the same again goes on where it stopped.
+    With `out` the run has a folder, and calling the same again goes on where it stopped; what the net then holds does
+    not matter, the run has its own W_0.
 
     Args:
         model: W_0 is what it holds; it is used as a workbench and left in an unspecified state.
@@ -78,16 +80,17 @@ def run(
         on_round: called with the record of every finished round.
         **settings: `method="fedp3"`, `prune=dict(keep=0.5)`, `run=dict(rounds=50)`, ...
     """
-    config = configs.parse(settings, where="fedp3.run")
+    config = configs.parse(_as_own(settings), where="fedp3.run")
     experiment = assemble_own(config, model, _dataset(data), layers)
     folder = Path(out) if out is not None else None
     if folder is None:
         return _drive(experiment, None, workers, on_round, None)
     if not (folder / "config.toml").exists():
-        driver.begin(experiment, folder)
+        driver.begin(experiment, folder, own_net=True)
     else:
         driver.reopen(folder, config)
         inputs.check(folder, experiment)
+        experiment = inputs.as_begun(folder, experiment)
     with locked(folder):
         checkpoint, broken = driver.pick_up(folder, config.digest())
         for text in broken:
@@ -111,6 +114,12 @@ def _drive(
         engine.close()
         experiment.recipe.net.requires_grad_()  # as it came, so that it can be given again
     return Result(experiment, outcome, folder)
+
+
+def _as_own(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings, saying that net and data are not those a config could name."""
+    said = {section: {**settings.get(section, {}), "name": configs.OWN} for section in ("data", "model")}
+    return {**settings, **said}
 
 
 def _dataset(data: Data) -> Dataset:

@@ -38,6 +38,7 @@ from fedp3.types import (
     Upload,
 )
 
+SIDES = 8  # of a tensor
 WRONG = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)  # what a false header leads to
 
 
@@ -288,6 +289,8 @@ def _read_values(reader: Reader, name: str, count: int, layers: LayerMap, compre
 
 
 def _shape(claimed: Sequence[object], room: int) -> list[int]:
+    if len(claimed) > SIDES:
+        raise ValueError(f"an extra has {len(claimed)} sides, at most {SIDES} are taken")
     shape = [_whole(d) for d in claimed]
     if math.prod(max(1, d) for d in shape) > room:
         raise ValueError("an extra is larger than any that is taken")

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy
 import torch
+from safetensors.torch import save as save_tensors
 
 from fedp3 import __version__, config, inputs, record
 from fedp3.config import Config
@@ -60,6 +61,8 @@ def make_engine(
 
 
 def _in_process(experiment: Experiment, workers: int, states: States | None, data_dir: Path | None) -> Engine:
+    if workers < 0:
+        raise InputError(f"workers={workers}: want a number of processes, or 0 to choose")
     workers = workers or _workers(experiment)
     deadline = experiment.config.run.deadline
     if workers == 1:
@@ -120,14 +123,14 @@ def drive(
     ledger = None if budget is None else open_ledger(budget, digest, folder)
     records: list[dict[str, Any]] = record.read_events(folder) if folder else []
     began, done = time.perf_counter(), None
-    # A round is on disk before the next begins where doing it again would cost privacy or is not possible.
+    # Every round is on disk before the next begins where doing it again would cost privacy, or is not possible: nodes
+    # keep what they have of the last round asked for, and not of one further back.
     at_once = ledger is not None or engine.away
     writing = scribe(folder, digest, at_once=at_once) if folder else nullcontext(lambda *_: None)
     with writing as put:
         try:
             for new, done in run(experiment.problem, state, engine.execute, ledger):
-                # Nodes keep what they have of the last round asked for, and not of one further back.
-                due = engine.away or new.t % every == 0 or new.t == experiment.problem.rounds
+                due = at_once or new.t % every == 0 or new.t == experiment.problem.rounds
                 put(done, _checkpoint(new, engine) if due else None)
                 state, saved = new, new if due else saved  # not before: a checkpoint needs the event before it
                 records.append(record.as_event(done))
@@ -202,9 +205,11 @@ def _mean(values: list[float]) -> float | None:
 # --------------------------------------------------------------------------- run folders
 
 
-def begin(experiment: Experiment, folder: Path) -> None:
-    """Make the run folder of a new run."""
-    record.create(folder, config.to_toml(experiment.config), describe(experiment))
+def begin(experiment: Experiment, folder: Path, *, own_net: bool = False) -> None:
+    """Make the run folder of a new run; W_0 goes into it where the config could not make it again."""
+    W, about = experiment.start.W, describe(experiment)
+    files = {inputs.INITIAL: save_tensors(dict(W))} if own_net else {}
+    record.create(folder, config.to_toml(experiment.config), about | {"initial_sha256": record.model_sha256(W)}, files)
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:
@@ -263,6 +268,7 @@ def versions() -> dict[str, str]:
 
 def pick_up(folder: Path, digest: str) -> tuple[record.Checkpoint | None, list[str]]:
     """Where a run folder can go on, its record cut back to that round, and what was wrong with newer checkpoints."""
+    (folder / "checkpoint").mkdir(exist_ok=True)
     checkpoint, broken = record.load_checkpoint(folder, digest)
     record.cut_events(folder, checkpoint.state.t if checkpoint else 0)
     return checkpoint, broken

@@ -9,12 +9,12 @@ import torch
 from torch import nn
 
 from fedp3 import data as datasets
-from fedp3 import fleet, methods, stacked
+from fedp3 import fit, fleet, methods, stacked
 from fedp3.aggregate import Aggregation
 from fedp3.checks import check_pruning
-from fedp3.config import Config
+from fedp3.config import OWN, Config
 from fedp3.cost import held_parameters, traffic_by_layer
-from fedp3.data import Dataset, batch
+from fedp3.data import Dataset
 from fedp3.errors import InputError
 from fedp3.layermap import layer_map
 from fedp3.models import PADS_TO, Spec, build, channels_last
@@ -25,7 +25,6 @@ from fedp3.plan import PlanRules, check_coverage, coverage, devices
 from fedp3.privacy import rules as ldp
 from fedp3.prune import SELECTORS
 from fedp3.recipe import Recipe, Shard
-from fedp3.rng import Use, layers_draw_from, stream
 from fedp3.server import Problem, ServerState, plans_for
 from fedp3.types import ClientPlan, Compression, Layer, Local, Private, Pruning
 from fedp3.work import Work, flops, measure, peak_bytes
@@ -50,6 +49,11 @@ class Experiment:
 
 def assemble(config: Config, data_dir: Path | None = None) -> Experiment:
     """The experiment a config describes."""
+    if OWN in (config.data.name, config.model.name):
+        raise InputError(
+            "this config is of a run by fedp3.run, whose net and data are not in it: call fedp3.run again in your own "
+            "program, with the same out=FOLDER to go on"
+        )
     data = datasets.load(config.data.name, data_dir, PADS_TO[config.model.name])
     m = config.model
     spec = Spec(tuple(data.x.shape[1:]), data.classes, m.width, m.norm, m.stem, config.hooks.code)
@@ -67,9 +71,9 @@ def assemble_own(
     """The same with a net and data of the user's own; W_0 is what the net holds, `shards` who has which samples."""
     seed, p = config.run.seed, config.prune
     check_device(config.run.device)
-    _check_fit(net, data, seed)
     assert not isinstance(p.keep, str)  # files were read when the config was
     shards = _shards(config, data) if shards is None else shards
+    fit.check(net, data, fit.smallest_batch(shards, config.local.batch), seed)
     mapped = layer_map(net, layers)
     _refuse_frozen(net)
     pruning = Pruning(p.selector, p.hold, p.stale, p.local, p.q, p.q_min, p.physical, p.q_of)
@@ -84,7 +88,7 @@ def assemble_own(
         r.rounds, r.clients_per_round, r.quorum, r.max_void, r.eval_every, seed, None, hooks, compression,
     )  # fmt: skip
     check_coverage(rules, mapped, keep, seed, r.rounds)
-    check_pruning(pruning, mapped, plans_for(problem, 0))
+    check_problem(problem)
     held = net.state_dict()
     initial = {n: held[n].detach().cpu().clone(memory_format=torch.contiguous_format) for n in mapped.shapes}
     local = Local(**config.local.model_dump(), rounds=r.rounds, augment=config.data.augment)
@@ -96,25 +100,11 @@ def assemble_own(
     return _under_ldp(experiment) if config.privacy.enabled else experiment
 
 
-def _check_fit(net: nn.Module, data: Dataset, seed: int) -> None:
-    """Refuse a net that does not answer these samples with a number for every class, before all clients fail at it."""
-    x = batch(data, torch.arange(min(2, len(data.x))))
-    shape, training = tuple(x.shape[1:]), net.training
-    try:
-        with torch.no_grad(), layers_draw_from(stream(seed, Use.LAYER)):
-            logits = net.eval()(x)
-    except Exception as error:
-        text = str(error).strip().splitlines() or [""]
-        raise InputError(f"the model cannot take samples of shape {shape}: {type(error).__name__}: {text[0]}") from None
-    finally:
-        net.train(training)
-    if not isinstance(logits, torch.Tensor):
-        raise InputError(f"the model answers with a {type(logits).__name__}, want one tensor of logits")
-    if logits.dim() != 2 or len(logits) != len(x) or logits.shape[1] < data.classes:
-        raise InputError(
-            f"the model answers {len(x)} samples of shape {shape} with shape {tuple(logits.shape)}, want ({len(x)}, k) "
-            f"with k >= {data.classes} classes (labels run from 0 to {data.classes - 1})"
-        )
+def check_problem(problem: Problem) -> None:
+    """Refuse pruning that the plans cannot carry out; where one that never moves meets redrawn plans, all of them."""
+    moves = problem.rules.redraw and problem.pruning.selector == "ordered"
+    plans = [p for t in range(problem.rounds if moves else 1) for p in plans_for(problem, t)]
+    check_pruning(problem.pruning, problem.layers, plans)
 
 
 def _refuse_frozen(net: nn.Module) -> None:
@@ -193,10 +183,11 @@ def costs(experiment: Experiment) -> tuple[list[ClientCost], dict[Layer, list[in
     known: dict[tuple[object, ...], ClientCost] = {}  # equal plans cost the same
     out = []
     for plan in plans:
-        key = (*plan.layers.items(), plan.deal)
-        if key not in known:
-            known[key] = _cost(plan, work, experiment)
         i, samples = plan.client, problem.examples[plan.client]
+        rows = max(1, min(recipe.local.batch, samples))
+        key = (*plan.layers.items(), plan.deal, rows)
+        if key not in known:
+            known[key] = _cost(plan, work, experiment, rows)
         c, keep = replace(known[key], id=i, examples=samples), problem.keep[i]
         gflop = fleet.round_gflop(work, plan, recipe, samples)
         took = fleet.seconds(keep, gflop, c.mb_down, c.mb_up)
@@ -204,7 +195,7 @@ def costs(experiment: Experiment) -> tuple[list[ClientCost], dict[Layer, list[in
     return out, coverage(plans)
 
 
-def _cost(plan: ClientPlan, work: Work, experiment: Experiment) -> ClientCost:
+def _cost(plan: ClientPlan, work: Work, experiment: Experiment, rows: int) -> ClientCost:
     layers, pruning, local = experiment.problem.layers, experiment.problem.pruning, experiment.recipe.local
     each = traffic_by_layer(plan, layers, pruning, experiment.problem.compression)
     extra = 4 * sum(w.numel() for w in experiment.start.extra.values())
@@ -215,7 +206,7 @@ def _cost(plan: ClientPlan, work: Work, experiment: Experiment) -> ClientCost:
         examples=0,
         parameters=held_parameters(plan, layers, pruning),
         mflops_per_example=flops(work, plan, layers, pruning) / 1e6,
-        peak_mb=peak_bytes(work, plan, layers, pruning, local.batch, local.momentum > 0) / 1e6,
+        peak_mb=peak_bytes(work, plan, layers, pruning, rows, local.momentum > 0) / 1e6,
         mb_down=(sum(t.down for t in each.values()) + extra) / 1e6,
         mb_up=(sum(t.up for t in each.values()) + extra) / 1e6,
         layer_bytes={l: (t.down, t.up) for l, t in each.items()},

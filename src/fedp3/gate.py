@@ -184,7 +184,7 @@ def _unlike(w: object, shape: tuple[int, ...], dtype: torch.dtype) -> str:
         return f"has type {getattr(w, 'dtype', type(w).__name__)}, want {str(dtype).removeprefix('torch.')}"
     if not w.is_cpu or w.layout != torch.strided:
         return "is not a dense tensor in memory"
-    return "" if w.shape == shape else f"has shape {tuple(w.shape)}, want {shape}"
+    return "" if w.shape == shape else f"has shape {str(tuple(w.shape))[:NAME_LIMIT]}, want {shape}"
 
 
 def _finite(several: Iterable[Params]) -> bool:

@@ -99,7 +99,9 @@ def without(*parts: str) -> Assign:
         block, _, size = part.partition(":")
         inside = [l for l in layers.layers if l.startswith(f"{block}.")]
         if not inside:
-            raise PlanError(f"this plan leaves out layers of block {block!r}, which the model does not have")
+            raise PlanError(
+                f"this plan is made for model resnet18: it leaves out block {block!r}, which this net lacks"
+            )
         k = int(size or len(inside))
         return set(inside[:k] if k > 0 else inside[k:])
 
@@ -268,6 +270,7 @@ def check_coverage(rules: PlanRules, layers: LayerMap, keep: Sequence[float], se
     orphans = set(layers.layers)
     for t in range(rounds if rules.redraw else 1):
         plans = client_plans(rules, layers, keep, seed, t)
+        _check_skips(plans, layers)
         orphans -= {l for l, who in coverage(plans).items() if who}
         orphans -= {l for l in orphans if all(p.layers[l].send == p.layers[l].upload == "none" for p in plans)}
         if not orphans:
@@ -276,3 +279,15 @@ def check_coverage(rules: PlanRules, layers: LayerMap, keep: Sequence[float], se
         f"no client trains and uploads {', '.join(sorted(orphans))} under layers={rules.layers!r}: they would keep "
         "their initial values for ever; widen [plan] layers, add clients, or set [prune] upload to 'kept'"
     )
+
+
+def _check_skips(plans: Iterable[ClientPlan], layers: LayerMap) -> None:
+    """A net without a layer must still compute something."""
+    idle = _skippable(layers)
+    skipped = {l for plan in plans for l, p in plan.layers.items() if p.send == "skip"}
+    needed = sorted(l for l in skipped if _block(l) not in idle)
+    if needed:
+        raise PlanError(
+            f"others='skip' would leave layer {needed[0]!r} out of the net, and no shortcut leads around it; only "
+            "residual blocks of resnet18 with an identity shortcut can be skipped"
+        )

@@ -3,6 +3,7 @@
     config.toml    the complete config, as run          events.jsonl   one line a round, synced to disk
     run.json       plan, labels, versions               checkpoint/    the last two states, each with its sha256
     result.json    the end of a finished run            report.html
+    initial.safetensors    W_0, where a net was given and not built from the config
 Everything is written to a new file, synced, then moved into place.  Nothing here is unpickled.
 """
 
@@ -70,14 +71,18 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def create(folder: Path, config_toml: str, description: Mapping[str, Any]) -> None:
-    """Begin a run folder; an existing run is never overwritten."""
+def create(
+    folder: Path, config_toml: str, description: Mapping[str, Any], files: Mapping[str, bytes] | None = None
+) -> None:
+    """Begin a run folder; an existing run is never overwritten.  The config comes last: with it the run has begun."""
     if (folder / "config.toml").exists():
         raise InputError(f"{folder} holds a run already; go on with it by: fedp3 resume {folder}")
     try:
         (folder / "checkpoint").mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(f"cannot make the run folder {folder}: {error.strerror or error}") from None
+    for name, data in (files or {}).items():
+        write_atomic(folder / name, data)
     write_json(folder / "run.json", description)
     write_atomic(folder / "config.toml", config_toml.encode())
 

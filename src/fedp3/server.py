@@ -233,7 +233,7 @@ def _dispatched(problem: Problem, state: ServerState, plans: Sequence[ClientPlan
 def _advance(
     problem: Problem, state: ServerState, tasks: Sequence[Task], replies: Iterable[Reply]
 ) -> tuple[ServerState, Verdict]:
-    """W_{t+1}, or W_t bit for bit where too few answered; each update is let go once it is added up."""
+    """W_{t+1}, or W_t bit for bit where too few answered or it would overflow; an added update is let go."""
     accepted: list[Contribution] = []
     rejected: dict[int, str] = {}
     late: list[int] = []
@@ -254,13 +254,13 @@ def _advance(
 
     W, memory = aggregate(state.W, counted(), problem.layers, stale, how, state.memory, problem.seed)
     verdict = Verdict(tuple(accepted), rejected, tuple(sorted(late)))
-    if len(accepted) < problem.quorum:
+    if len(accepted) < problem.quorum or not _finite(W):  # sums of finite numbers can be infinite
         return replace(state, t=state.t + 1, void=state.void + 1), verdict
     seen = {**state.seen, **{c.client: state.t for c in accepted}}
     extra, exchange = state.extra, problem.hooks.exchange
     if exchange is not None:
         combined = exchange.combine(extra, [c.update.extra for c in accepted], len(problem.keep))
-        extra = combined if _finite(combined) else extra  # sums of finite numbers can be infinite
+        extra = combined if _finite(combined) else extra
     return ServerState(state.t + 1, W, memory, seen, 0, extra), verdict
 
 

@@ -57,3 +57,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except FedP3Error as error:
         print(f"fedp3: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
+    except OSError as error:
+        if error.filename is None:  # no file that was named: not the user's matter
+            raise
+        print(f"fedp3: cannot read or write {error.filename}: {error.strerror}", file=sys.stderr)
+        sys.exit(1)

@@ -126,15 +126,15 @@ def go_on(
     from fedp3.locks import locked
 
     if (folder / "result.json").exists():
-        return record.read_json(folder / "result.json")
+        return record.read_json(folder / "result.json") | {"out": str(folder)}  # it may have been moved
+    experiment = assemble(settings, data_dir)
+    inputs.check(folder, experiment)
     with locked(folder):
         checkpoint, broken = driver.pick_up(folder, settings.digest())
         for text in broken:
             show.say(text)
         done = checkpoint.state.t if checkpoint else 0
         show.say(f"going on after round {done} of {settings.run.rounds}")
-        experiment = assemble(settings, data_dir)
-        inputs.check(folder, experiment)
         make = partial(driver.make_engine, workers=workers, engine=engine, data_dir=data_dir)
         return _train(experiment, folder, make, checkpoint, tensorboard, name)
 
@@ -161,7 +161,7 @@ def start_seeds(
     results = []
     for place, mine in each.items():
         do = go_on if place in begun else start
-        results.append(do(mine, place, workers, data_dir, tensorboard, f"seed {mine.run.seed}", engine))
+        results.append(do(mine, place, workers, data_dir, tensorboard, f"{folder.name} seed {mine.run.seed}", engine))
     return results
 
 

@@ -31,11 +31,13 @@ SYNONYMS: Mapping[str, str] = {  # what people write from habit, too far from ou
     "dataset": "name",
 }
 
+FILES = {("prune", "keep"), ("partition", "file")}  # keys that may name one
+
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
     """Read a TOML file and `section.key=value` overrides; raises one ConfigError that lists all mistakes."""
     try:
-        raw = tomllib.loads(path.read_text())
+        raw = tomllib.loads(path.read_text(encoding="utf-8-sig"))  # some editors begin a file with a mark
     except FileNotFoundError:
         raise ConfigError(f"no config at {path}; write one with: fedp3 init {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
@@ -77,8 +79,15 @@ def _override(raw: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[st
             continue
         target = merged.setdefault(section, {}) if dot else merged
         if isinstance(target, dict):
-            target[name] = _value(value.strip())
+            target[name] = _typed(section, name, value.strip())
     return merged, mistakes
+
+
+def _typed(section: str, name: str, text: str) -> Any:
+    """The value of an override; a file is looked up from where it is typed, one that a config names from its folder."""
+    value = _value(text)
+    names_file = isinstance(value, str) and value and (section, name) in FILES
+    return str(Path(value).absolute()) if names_file else value
 
 
 def _value(text: str) -> Any:
@@ -144,8 +153,9 @@ def _read_files(config: Config, folder: Path) -> tuple[Config, list[str]]:
             rows = {int(row["client"]): float(row["keep"]) for row in csv.DictReader(file)}
         keep = tuple(rows[i] for i in range(config.partition.clients))
     except (OSError, KeyError, ValueError, TypeError) as error:
+        why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
         want = f"columns client,keep and a row for each of clients 0..{config.partition.clients - 1}"
-        return config, [f"[prune] keep: cannot read {path} ({error}); want {want}"]
+        return config, [f"[prune] keep: cannot read {path} ({why}); want {want}"]
     bad = [k for k in keep if not 0 < k <= 1]
     if bad:
         return config, [f"[prune] keep: shares in {path} must be in (0, 1], got {bad[0]}"]
@@ -173,8 +183,6 @@ def _contradictions(c: Config) -> list[str]:
         found.append(f"[partition] sizes: {len(c.partition.sizes)} numbers for {n} clients")
     if isinstance(c.prune.keep, tuple) and len(c.prune.keep) > n:
         found.append(f"[prune] keep: {len(c.prune.keep)} device classes for {n} clients")
-    if c.plan.layers.startswith("resnet-") and c.model.name != "resnet18":
-        found.append(f"[plan] layers: {c.plan.layers!r} is made for model resnet18, not {c.model.name}")
     if c.plan.layers == "prune-all" and c.prune.upload == "none":
         found.append("[plan] layers: 'prune-all' uploads pruned layers; set [prune] upload to 'kept' or 'zeros'")
     if c.plan.others == "freeze" and c.prune.upload != "none" and not c.privacy.enabled:
@@ -263,4 +271,5 @@ def _toml(value: object) -> str:
         return "[" + ", ".join(_toml(v) for v in value) + "]"
     if value == math.inf:
         return "inf"
-    return json.dumps(value)  # TOML's strings, numbers and booleans are written as JSON's
+    # TOML's strings, numbers and booleans are written as JSON's, but for two characters.
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -33,16 +33,17 @@ def _known(table: Mapping[str, object] | Callable[[str], object], what: str) -> 
 class Section(BaseModel):
     """A frozen table of the config; unknown keys are mistakes."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False, allow_inf_nan=False)
 
 
 Share = Annotated[float, Field(gt=0, le=1)]
+OWN = "own"  # the net or the data of one who called `fedp3.run`
 
 
 class DataSection(Section):
     """What is learnt."""
 
-    name: Annotated[str, _known(data.NAMES, "data set")] = Field(
+    name: Annotated[str, _known({**data.NAMES, OWN: None}, "data set")] = Field(
         "digits", description="digits (embedded), mnist, fashion-mnist, emnist-l, cifar10 or cifar100"
     )
     augment: bool = Field(
@@ -69,7 +70,9 @@ class PartitionSection(Section):
 class ModelSection(Section):
     """What is trained."""
 
-    name: Annotated[str, _known(models.MODELS, "model")] = Field("mlp", description="mlp, cnn or resnet18")
+    name: Annotated[str, _known({**models.MODELS, OWN: None}, "model")] = Field(
+        "mlp", description="mlp, cnn or resnet18"
+    )
     width: float = Field(1.0, gt=0, le=8, description="factor on all hidden widths")
     norm: Annotated[str, _known(models.NORMS, "normalisation")] = Field("batch", description="resnet18: batch or group")
     stem: Literal[3, 7] = Field(3, description="resnet18: side of the first convolution, 3 or 7")
@@ -190,7 +193,9 @@ class PrivacySection(Section):
     """LDP: an (epsilon, delta) per client and training record, against everybody who sees its uploads."""
 
     enabled: bool = Field(False, description="clip and noise every record's gradient before it leaves the client")
-    epsilon: float = Field(8.0, gt=0, description="what the whole run may cost a client; inf: clip, add no noise")
+    epsilon: float = Field(
+        8.0, gt=0, allow_inf_nan=True, description="what the whole run may cost a client; inf: clip, add no noise"
+    )
     delta: float = Field(1e-5, gt=0, lt=1, description="must be below 1 / training records of every client")
     clip: float = Field(1.0, gt=0, allow_inf_nan=False, description="largest norm of one record's gradient, C")
     sample_rate: Share = Field(0.1, description="chance of each record to be in a step, instead of local.batch")
@@ -220,7 +225,9 @@ class RunSection(Section):
     max_void: int = Field(5, ge=1, description="end the run after this many void rounds in a row")
     deadline: float = Field(0.0, ge=0, description="seconds a round may wait for clients; 0: no limit")
     eval_every: int = Field(10, ge=0, description="rounds between evaluations; 0: only at the end")
-    checkpoint_every: int = Field(1, ge=1, description="rounds between checkpoints: what a kill can cost, and one more")
+    checkpoint_every: int = Field(
+        1, ge=1, description="rounds between checkpoints: what a kill can cost, and one more; under LDP always 1"
+    )
     device: str = Field("cpu", pattern=r"^(cpu|mps|cuda(:\d+)?)$", description="cpu, cuda, cuda:1 or mps")
 
 

@@ -101,18 +101,25 @@ def from_tensors(
         name: what the pool is called in reports.
         classes: how many classes there are; by default the largest label plus one.
     """
-    xs, ys = torch.as_tensor(x), torch.as_tensor(y)
+    xs, ys = _tensor(x), _tensor(y)
     if ys.is_floating_point() or ys.is_complex() or ys.dtype == torch.bool:
         raise DataError(f"data set {name!r} has labels of {ys.dtype}, want integers from 0")
     if xs.is_complex():
         raise DataError(f"data set {name!r} has samples of {xs.dtype}, want real numbers")
-    xs = xs.contiguous() if xs.dtype == torch.uint8 else xs.to(torch.float32)
+    xs, ys = (xs if xs.dtype == torch.uint8 else xs.to(torch.float32)).contiguous(), ys.to(torch.int64).contiguous()
     if xs.is_floating_point() and not bool(torch.isfinite(xs).all()):
         where = int((~torch.isfinite(xs.reshape(len(xs), -1)).all(1)).nonzero()[0])
         raise DataError(f"data set {name!r} has a value that is not finite in sample {where}: clean it first")
     if classes is None:
         classes = int(ys.max()) + 1 if ys.numel() else 0
-    return Dataset(name, xs, ys.to(torch.int64), classes)
+    return Dataset(name, xs, ys, classes)
+
+
+def _tensor(values: Tensor | npt.NDArray[Any]) -> Tensor:
+    """What it holds, in this machine's order of bytes and without a history of gradients."""
+    if isinstance(values, np.ndarray):
+        values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
+    return torch.as_tensor(values).detach()
 
 
 def from_torch(dataset: torch_data.Dataset[Any], *, name: str = "user", classes: int | None = None) -> Dataset:

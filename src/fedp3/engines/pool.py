@@ -43,6 +43,7 @@ NO_START = (
     "`if __name__ == '__main__':`, or take workers=1"
 )
 DIED = "its process died twice (out of memory, or killed)"
+NOT_AGAIN = "a process died (out of memory, or killed), and a second try would draw noise that is not charged"
 _here: dict[str, Any] = {}  # what a worker process holds
 
 
@@ -80,8 +81,9 @@ def pool(
             if not crew.started.is_set():
                 raise InputError(NO_START) from None
             crew.replace()
+            drawn = recipe.private is not None and recipe.private.randomness == "os"
             for job in list(unfinished.values()):
-                yield from take([job], [_alone(crew, job)])
+                yield from take([job], [_lost(job, NOT_AGAIN) if drawn else _alone(crew, job)])
 
     def close() -> None:
         crew.close(wait=all(f.done() for f in late))  # nobody waits for the answer of one that is late
@@ -119,8 +121,12 @@ def _alone(crew: _Crew, job: Job) -> Answer:
         answers: list[Answer] = lift(crew.submit(parcel, None).result())
     except BrokenProcessPool:
         crew.replace()
-        return Failure(job.task.plan.client, job.task.t, DIED), None
+        return _lost(job, DIED)
     return answers[0]
+
+
+def _lost(job: Job, why: str) -> Answer:
+    return Failure(job.task.plan.client, job.task.t, why), None
 
 
 def _growing() -> Callable[[int], Tensor]:

@@ -8,7 +8,8 @@ from fedp3.hooks import Given
 
 def only_present(logits: Tensor, labels: Tensor) -> Tensor:
     """Zero, not minus infinity: absent labels stay in the softmax as a constant, and their rows get no gradient."""
-    return logits.masked_fill(~labels, 0.0)
+    absent = F.pad(~labels, (0, logits.shape[1] - len(labels)), value=True)  # a head may have outputs to spare
+    return logits.masked_fill(absent, 0.0)
 
 
 def present(net: nn.Module, x: Tensor, y: Tensor, given: Given) -> Tensor:

@@ -70,8 +70,11 @@ def _how_far(seed: Seed) -> str:
 
 
 def _at_budget(run: Run, kind: str, budget: float | None) -> float | None:
-    curves = [score_by_mb(kind)(seed) for seed in run.seeds]
-    return None if budget is None else mean(stat(at_mb(c, budget) for c in curves if c))
+    """The mean over seeds, if all of them have a score there: over some it would say something else."""
+    if budget is None:
+        return None
+    each = [at_mb(score_by_mb(kind)(seed), budget) for seed in run.seeds]
+    return None if None in each else mean(stat(each))
 
 
 def at_mb(curve: Curve, budget: float) -> float | None:

@@ -11,11 +11,13 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fedp3.config import OWN
 from fedp3.report import text
 from fedp3.report.grids import Grid, label_grid, plan_grid
 from fedp3.report.runs import Json, Run, Seed, epsilon, final, mean, moved, rejections, score, seconds, stat
 from fedp3.report.svg import grid_picture, grid_tips
 
+OWNED = {"data": "data", "model": "net"}  # section -> what it is called where it is the user's own
 MOST_REJECTIONS = 300  # listed one by one; all are counted
 
 
@@ -105,9 +107,10 @@ def run_panel(runs: Sequence[Run], i: int, tips: dict[str, Any]) -> Panel:
 def _sentence(seed: Seed) -> str:
     c = seed.config
     asked = c["run"]["clients_per_round"] or c["partition"]["clients"]
+    data, net = ("own " + what if c[k]["name"] == OWN else c[k]["name"] for k, what in OWNED.items())
     return (
-        f"{c['method']} · {c['data']['name']}, {c['partition']['kind']} over {len(seed.about['clients'])} clients, "
-        f"{asked} a round · {c['model']['name']}, {seed.about['parameters']:,} parameters in "
+        f"{c['method']} · {data}, {c['partition']['kind']} over {len(seed.about['clients'])} clients, "
+        f"{asked} a round · {net}, {seed.about['parameters']:,} parameters in "
         f"{len(seed.about['layers'])} layers · layer sets {c['plan']['layers']}"
     )
 
@@ -288,6 +291,7 @@ def _commands(run: Run) -> tuple[tuple[str, str], ...]:
     again = ["fedp3", "run", str(seed.folder / "config.toml"), "--out", f"{folder}-again"]
     again += ["--seeds", str(len(run.seeds))] if len(run.seeds) > 1 else []
     commands = [("Go on with it", shlex.join(["fedp3", "resume", str(s.folder)])) for s in run.seeds if not s.result]
-    commands.append(("Run it again", shlex.join(again)))
+    if seed.config["model"]["name"] != OWN:  # else only its owner's program can
+        commands.append(("Run it again", shlex.join(again)))
     typed = str(seed.about["command"])
     return tuple(commands) + ((("As it was typed", typed),) if " " in typed else ())

@@ -15,16 +15,15 @@ from flwr.serverapp import Grid, ServerApp
 from flwr.supercore import log
 
 from fedp3 import config as configs
-from fedp3 import driver, record
-from fedp3.checks import check_pruning
+from fedp3 import driver, inputs, record
 from fedp3.codec import room_for
 from fedp3.config import Config
 from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.errors import ConfigError, InputError
-from fedp3.experiment import Experiment, assemble
+from fedp3.experiment import Experiment, assemble, check_problem
 from fedp3.locks import locked
 from fedp3.report import write_report
-from fedp3.server import RoundRecord, plans_for
+from fedp3.server import RoundRecord
 
 PACKAGE = "fedp3_app"
 
@@ -61,6 +60,7 @@ def serve(grid: Grid, experiment: Experiment, settings: Settings) -> driver.Outc
         if (folder / "result.json").exists():
             log(INFO, "%s is finished", folder)
             return None
+        experiment = inputs.as_begun(folder, experiment)
     elif folder is not None and (folder / "config.toml").exists():
         raise InputError(f"{folder} holds a run already; go on with it by: flwr run --run-config 'resume=true'")
     run = _name(folder) if settings.resume and folder is not None else secrets.token_hex(16)
@@ -81,7 +81,7 @@ def _in_folder(grid: Grid, wire: Wire, roster: Roster, experiment: Experiment, f
     if not (folder / "config.toml").exists():
         folder.mkdir(parents=True, exist_ok=True)
         record.write_json(folder / "flower.json", {"run": wire.run})
-        driver.begin(experiment, folder)
+        driver.begin(experiment, folder, own_net=True)
     with locked(folder):
         checkpoint, broken = driver.pick_up(folder, experiment.config.digest())
         for text in broken:
@@ -103,7 +103,7 @@ def as_registered(experiment: Experiment, roster: Roster) -> Experiment:
     keep = [min(share, said[i].capacity) if i in said else share for i, share in enumerate(problem.keep)]
     examples = {i: m or (said[i].examples if i in said else 0) for i, m in problem.examples.items()}
     fitted = replace(problem, keep=tuple(keep), examples=examples)
-    check_pruning(fitted.pruning, fitted.layers, plans_for(fitted, 0))  # these may hold less than was planned for
+    check_problem(fitted)  # these may hold less than was planned for
     return replace(experiment, problem=fitted)
 
 
