@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from fedp3 import layermap
 from fedp3 import masks as M
+from fedp3 import wiring
 from fedp3.errors import InputError
 from fedp3.layermap import layer_map
 from fedp3.models import Spec, build
@@ -303,14 +303,14 @@ def keeps_zeros_apart(op: Any, x: Tensor) -> bool:
     """Whether silent units, and only those, are silent behind a module, function or method."""
     quiet = x.clone()
     quiet[:, [1, 4]] = 0
-    args = (2,) if op in layermap.POOLS else ()  # a kernel, or the side of an adaptive pool's output
+    args = (2,) if op in wiring.POOLS else ()  # a kernel, or the side of an adaptive pool's output
     call = getattr(Tensor, op) if isinstance(op, str) else op(*args) if isinstance(op, type) else op
     y = call(quiet) if isinstance(op, str | type) else call(quiet, *args)
     return y.shape[:2] == x.shape[:2] and not y[:, [1, 4]].any() and bool(y[:, [0, 2, 3, 5]].any())
 
 
 def test_what_units_are_followed_through_maps_zero_to_zero_and_keeps_units_apart() -> None:
-    for op in layermap.POINTWISE | layermap.POOLS:
+    for op in wiring.POINTWISE | wiring.POOLS:
         for sides in (3, 2, 1):  # most first: a pool that gets a side too few reads channels as a side
             try:
                 fits = keeps_zeros_apart(op, torch.rand(64, 6, *(4,) * sides) + 0.1)
