@@ -339,6 +339,18 @@ FIXED: dict[str, tuple[Callable[[], nn.Module], dict[str, str]]] = {  # net, gro
     "softplus": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Softplus(), nn.Linear(4, 2)), {"0": "Softplus reads"}),
     "softmax": (lambda: Wired(lambda n, x: n.b(F.softmax(n.a(x), 1)), **_linear(4, 4, 2)), {"a": "softmax reads"}),
     "layer norm": (lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), {"0": "LayerNorm reads"}),
+    "group norm without scales": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4, affine=False), nn.ReLU(), nn.Conv2d(4, 2, 1)),
+        {"0": "GroupNorm 1 has no tensors"},
+    ),
+    "instance norm": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Conv2d(4, 2, 1)),
+        {"0": "InstanceNorm2d reads"},
+    ),
+    "instance norm without scales": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)),
+        {"0": "InstanceNorm2d reads"},
+    ),
     "concatenation": (
         lambda: Wired(
             lambda n, x: n.c(torch.cat([n.a(x), n.b(x)], 1)), a=nn.Linear(4, 4), b=nn.Linear(4, 4), c=nn.Linear(8, 2)

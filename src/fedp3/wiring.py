@@ -196,6 +196,8 @@ def _visit_norm(node: fx.Node, m: nn.Module, source: _Units | None, trace: Trace
     for name in ("weight", "bias", "running_mean", "running_var"):
         trace.axes[f"{path}.{name}"] = (Axis(source.group, repeat),)
     if isinstance(m, nn.GroupNorm):
+        if m.weight is None:  # a smaller net finds the number of its groups by its tensors
+            trace.fix(source, f"the GroupNorm {path} has no tensors that could be cut with them")
         u = trace.groups[source.group]
         block = math.lcm(size // m.num_groups, repeat) // repeat
         trace.groups[source.group] = replace(u, granule=math.lcm(u.granule, block))
