@@ -610,6 +610,18 @@ def _counting() -> nn.Module:
     return net
 
 
+def _causal(persistent: bool) -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 4))
+    net.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(3), persistent)
+    return net
+
+
+def _diverged() -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 4))
+    nn.init.constant_(net[0].bias, float("nan"))
+    return net
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -618,6 +630,8 @@ def _counting() -> nn.Module:
         (lambda: nn.Linear(3, 2).double(), r"tensors \['bias', 'weight'\] are not float32"),
         (lambda: nn.Linear(3, 2).bfloat16(), "are not float32"),
         (_counting, r"tensors \['seen'\] are not float32"),
+        (lambda: _causal(True), r"tensors \['mask'\] hold NaN or infinity.* register_buffer\(..., persistent=False\)"),
+        (_diverged, r"tensors \['0.bias'\] hold NaN or infinity"),
         (lambda: nn.Sequential(nn.ReLU()), "no parameters"),
         (lambda: nn.Sequential(nn.LazyLinear(3)), r"tensors \['0.bias', '0.weight'\] have no shape yet"),
     ],
@@ -625,6 +639,10 @@ def _counting() -> nn.Module:
 def test_a_net_that_cannot_be_averaged_is_refused_with_the_reason(make: Callable[[], nn.Module], text: str) -> None:
     with pytest.raises(InputError, match=text):
         layer_map(make())
+
+
+def test_a_mask_that_is_not_saved_is_no_tensor_to_average() -> None:
+    assert set(layer_map(_causal(False)).shapes) == {"0.weight", "0.bias"}
 
 
 # --------------------------------------------------------------------------- the user's own layers

@@ -48,6 +48,11 @@ def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], frozenset[str]]:
             sorted(n for n, w in tensors.items() if w.dtype != torch.float32),
             "are not float32, the only type that can be averaged here",
         ),
+        (
+            sorted(n for n, w in tensors.items() if _has_values(w) and not bool(w.isfinite().all())),
+            "hold NaN or infinity, and every update with them would be refused; a constant, such as a mask of -inf, is "
+            "kept out of updates by register_buffer(..., persistent=False)",
+        ),
     ):
         if wrong:
             raise InputError(f"tensors {wrong} {text}")
@@ -56,12 +61,16 @@ def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], frozenset[str]]:
     return tensors, frozenset(n for n in tensors if n not in parameters)
 
 
+def _has_values(w: Tensor) -> bool:
+    return not is_lazy(w) and w.device.type != "meta"
+
+
 def _tied(net: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
     """Tensors that are another one of the net under a second name."""
     known = {n for n, _ in net.named_parameters()} | {n for n, _ in net.named_buffers()}
     tied, seen = set(tensors) - known, set()
     for n, w in tensors.items():
-        if not is_lazy(w) and w.device.type != "meta" and w.numel():
+        if _has_values(w) and w.numel():
             at = (w.untyped_storage().data_ptr(), w.storage_offset())
             if at in seen:
                 tied.add(n)
