@@ -144,6 +144,29 @@ FOLLOWED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # nets
         ),
         (1, 3, 3, 3),
     ),
+    "norms of neurons before the logits": (
+        lambda: nn.Sequential(
+            nn.Linear(6, 4),
+            nn.BatchNorm1d(4),
+            nn.Dropout(0.0),
+            nn.Linear(4, 6),
+            nn.GroupNorm(3, 6),
+            nn.ReLU(),
+            nn.Linear(6, 4),
+            nn.LogSoftmax(1),
+        ),
+        (6,),
+    ),
+    "norms of neurons behind a flatten": (
+        lambda: Wired(
+            lambda n, x: n.c(n.norm(n.b(n.a(x).flatten(1))).relu())[:, :4],
+            a=nn.Conv2d(2, 3, 7),
+            b=nn.Linear(12, 5),
+            norm=nn.BatchNorm1d(5),
+            c=nn.Linear(5, 6),
+        ),
+        IMAGE,
+    ),
     "normalised input": (
         lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 5), nn.LeakyReLU(), nn.Linear(5, 4)),
         (6,),
@@ -228,6 +251,15 @@ def test_a_silent_unit_is_a_unit_removed(name: str) -> None:
     for g in free:
         blocks = layers.groups[g].units // layers.groups[g].granule
         assert_means_it(net, layers, cut(layers, g, range(0, blocks, 2)), inputs(*shape))
+
+
+@pytest.mark.parametrize(
+    ("name", "free"),
+    [("norms of neurons before the logits", {"0", "3"}), ("norms of neurons behind a flatten", {"a", "b"})],
+)
+def test_units_before_a_norm_of_neurons_can_be_cut(name: str, free: set[str]) -> None:
+    layers = layer_map(FOLLOWED[name][0]())
+    assert {g for g, u in layers.groups.items() if not u.fixed} == free
 
 
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.LeakyReLU, nn.SiLU, nn.ELU, nn.ReLU6, nn.Identity)
@@ -438,6 +470,20 @@ FIXED: dict[str, tuple[Callable[[], nn.Module], dict[str, str]]] = {  # net, gro
     "norm over another side": (
         lambda: Wired(lambda n, x: n.b(n.norm(n.a(x))).mean(1), **_linear(4, 4, 2), norm=nn.BatchNorm1d(3)),
         {"a": "norm reads them after a change of shape"},
+    ),
+    "batch norm over as many tokens as units": (
+        lambda: Wired(lambda n, x: n.b(n.norm(n.a(x)).relu()).mean(1), **_linear(4, 4, 2), norm=nn.BatchNorm1d(4)),
+        {"a": "norm normalises side 1"},
+    ),
+    "group norm over as many tokens as units": (
+        lambda: Wired(lambda n, x: n.b(n.norm(n.a(x)).relu())[:, 0], **_linear(4, 4, 2), norm=nn.GroupNorm(2, 4)),
+        {"a": "norm normalises side 1"},
+    ),
+    "tokens that are flattened behind the norm": (
+        lambda: nn.Sequential(
+            nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.Flatten(), nn.Linear(16, 2)
+        ),
+        {"0": "1 normalises side 1", "3": "after a change of shape"},
     ),
 }
 

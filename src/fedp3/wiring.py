@@ -37,6 +37,12 @@ POOLS = {  # these too, but along whatever sides come last: only channels are sa
 FLATTENS = {nn.Flatten, torch.flatten, "flatten"}
 RESHAPES = {"view", "reshape"}
 SUMS = {operator.add, operator.iadd, torch.add}
+# What gives out as many sides as it takes in, besides POINTWISE, SUMS and Linear: modules of these files, functions.
+KEEPS_SIDES_IN = {f"torch.nn.modules.{file}" for file in ("activation", "dropout", "batchnorm", "normalization")}
+KEEPS_SIDES = {
+    operator.mul, operator.sub, torch.mul, torch.sub, torch.cat, torch.sigmoid, F.sigmoid, "sigmoid",
+    torch.softmax, F.softmax, "softmax", torch.log_softmax, F.log_softmax, "log_softmax", F.softplus, F.layer_norm,
+}  # fmt: skip
 ASKS = {"size", "dim", "shape", "ndim", "dtype", "device"}  # these give no units, only facts about the tensor
 
 
@@ -63,6 +69,7 @@ class Trace:
     reader: dict[fx.Node, Layer] = field(default_factory=dict)  # node -> first layer that reads it
     norms: set[str] = field(default_factory=set)  # normalisations met
     shared: set[str] = field(default_factory=set)  # modules whose weight is used more than once
+    flat: frozenset[fx.Node] = frozenset()  # nodes known to give out two sides
     last: Layer = ""
 
     def fix(self, units: _Units | None, why: str) -> None:
@@ -82,14 +89,14 @@ class Trace:
 
 def follow(net: nn.Module) -> tuple[Trace, str]:
     """Walk once over the net's graph; where it cannot be traced, nothing is found, and the note says why."""
-    trace = Trace()
+    trace, modules = Trace(), dict(net.named_modules())
     try:
         with torch.random.fork_rng(devices=[]):  # a net that draws in its forward pass draws while it is traced
             graph = fx.symbolic_trace(net).graph
     except Exception as error:  # fx raises many kinds, all meaning: this net cannot be traced
         why = (str(error).splitlines() or [""])[0][:120]
         return trace, f"the net cannot be traced ({type(error).__name__}: {why})"
-    modules = dict(net.named_modules())
+    trace.flat = _flat(graph, modules)
     for node in graph.nodes:
         _visit(node, modules, trace)
     _fix_shared(trace)
@@ -108,6 +115,29 @@ def _visit(node: fx.Node, modules: Mapping[str, nn.Module], trace: Trace) -> Non
         trace.carries[node] = after
     elif not isinstance(m, NORMS) and not _asks(node):
         _visit_other(node, m, modules, trace)
+
+
+def _flat(graph: fx.Graph, modules: Mapping[str, nn.Module]) -> frozenset[fx.Node]:
+    """Nodes that give out (N, numbers): what a flatten leaves, the logits, and what must have as many sides as these.
+
+    Nothing else tells neurons (N, units) from tokens (N, tokens, units): no sample runs through the graph.
+    """
+    flat, links = set(), []
+    for node in graph.nodes:
+        m = modules[str(node.target)] if node.op == "call_module" else None
+        op: Any = node.target if m is None else type(m)
+        if op in FLATTENS | RESHAPES and _keeps_batch(node, m):
+            flat.add(node)
+        elif node.op == "output":
+            flat.update(a for a in node.args if isinstance(a, fx.Node))
+        elif op in POINTWISE | SUMS | KEEPS_SIDES or type(m).__module__ in KEEPS_SIDES_IN or isinstance(m, nn.Linear):
+            links.append(node)
+    while True:  # until nothing more follows, backwards or forwards
+        read = {a for node in links if node in flat for a in node.all_input_nodes}
+        more = read | {node for node in links if node.all_input_nodes and flat.issuperset(node.all_input_nodes)}
+        if more <= flat:
+            return frozenset(flat)
+        flat |= more
 
 
 def _asks(node: fx.Node) -> bool:
@@ -192,6 +222,9 @@ def _visit_norm(node: fx.Node, m: nn.Module, source: _Units | None, trace: Trace
     repeat = _repeat(source, size, trace)
     if not repeat:
         trace.fix(source, f"{path} reads them after a change of shape")
+        return None
+    if source.place == "last" and node.all_input_nodes[0] not in trace.flat:
+        trace.fix(source, f"{path} normalises side 1, where tokens may be in their place")
         return None
     for name in ("weight", "bias", "running_mean", "running_var"):
         trace.axes[f"{path}.{name}"] = (Axis(source.group, repeat),)
