@@ -524,6 +524,15 @@ def _by_hand(net: Any, x: Tensor) -> Tensor:
     return net.out(F.relu(F.linear(x, net.first, net.shift)))
 
 
+def _first_normalised(net: Any, x: Tensor) -> Tensor:
+    first, second = net.a(x), net.b(x.relu())
+    return net.c(net.norm(first) + second).mean(1)
+
+
+class Centred(nn.LayerNorm):
+    """Not torch's own module, so it is traced through."""
+
+
 ANY: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, int]]] = {  # layer -> tensors, in order
     "batch norm, pool, flatten": (
         lambda: nn.Sequential(
@@ -569,6 +578,28 @@ ANY: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, int]]] 
         (4,),
         {"1": 4, "3": 2},
     ),
+    "layer norm over an image": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.LayerNorm((4, 6, 6)), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)),
+        (1, 8, 8),
+        {"0": 4, "4": 2},
+    ),
+    "norm of an image before anything": (
+        lambda: nn.Sequential(nn.RMSNorm((1, 8, 8)), nn.Flatten(), nn.Linear(64, 3)),
+        (1, 8, 8),
+        {"2": 3},
+    ),
+    "layer norm of the first of two layers": (
+        lambda: Wired(
+            _first_normalised, a=nn.Linear(4, 5), b=nn.Linear(4, 5), norm=nn.LayerNorm((2, 5)), c=nn.Linear(5, 3)
+        ),
+        (2, 4),
+        {"a": 4, "b": 2, "c": 2},
+    ),
+    "a layer norm of one's own": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), Centred((6, 6)), nn.Flatten(), nn.Linear(144, 3)),
+        (1, 8, 8),
+        {"0": 4, "3": 2},
+    ),
     "weights of the net itself": (
         lambda: Wired(
             _by_hand, out=nn.Linear(5, 3), first=nn.Parameter(torch.ones(5, 4)), shift=nn.Parameter(torch.ones(5))
@@ -606,6 +637,15 @@ ANY: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, int]]] 
         {"shape": 4, "out": 2},
     ),
 }
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, Centred])
+@pytest.mark.parametrize("run", [lambda n, x: n.b(n.norm(n.a(x)).flatten(1)), data_dependent], ids=["traced", "not"])
+def test_scales_and_shifts_over_several_sides_are_not_pruned_and_begin_no_layer(norm: type, run: Any) -> None:
+    layers = layer_map(Wired(run, a=nn.Conv2d(1, 4, 3), norm=norm((4, 6, 6)), b=nn.Linear(144, 3)))
+    assert bool(layers.note) == (run is data_dependent)
+    assert layers.prunable == {"a.weight", "b.weight"}
+    assert list(layers.layers) == ["a", "b"] and "norm.weight" in layers.layers["a"]
 
 
 @pytest.mark.parametrize("name", ANY)

@@ -13,7 +13,7 @@ from torch.nn.parameter import is_lazy
 
 from fedp3.errors import InputError
 from fedp3.types import Layer, LayerMap
-from fedp3.wiring import ROOT, Trace, follow
+from fedp3.wiring import LAYER_NORMS, ROOT, Trace, follow
 
 
 def layer_map(net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = None) -> LayerMap:
@@ -28,7 +28,7 @@ def layer_map(net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = Non
         shapes={n: tuple(w.shape) for n, w in tensors.items()},
         axes={n: a for n, a in trace.axes.items() if n in tensors},
         groups=groups,
-        prunable=frozenset(n for n, w in tensors.items() if n not in buffers and w.dim() >= 2),
+        prunable=frozenset(n for n, w in tensors.items() if w.dim() >= 2) - buffers - _scales(net),
         buffers=buffers,
         note=note,
     )
@@ -94,9 +94,16 @@ def _checked(layers: Mapping[Layer, Sequence[str]], tensors: Mapping[str, Tensor
     return {l: tuple(names) for l, names in layers.items()}
 
 
+def _scales(net: nn.Module) -> set[str]:
+    """Scales and shifts that may look like weights: those of a LayerNorm over several sides."""
+    norms = [(path, m) for path, m in net.named_modules() if isinstance(m, LAYER_NORMS)]
+    return {n for path, m in norms for n, _ in m.named_parameters(path, recurse=False)}
+
+
 def _group(net: nn.Module, tensors: Mapping[str, Tensor], trace: Trace) -> dict[Layer, tuple[str, ...]]:
     """Layer -> tensors: first what the trace did not see, then in order of execution, so that the head is last."""
-    begins = {path for path, m in net.named_modules() if any(w.dim() >= 2 for w in m.parameters(recurse=False))}
+    weighted = {n for n, w in net.named_parameters() if w.dim() >= 2} - _scales(net)
+    begins = {n.rpartition(".")[0] for n in weighted}
     seen: dict[Layer, list[str]] = {l: [] for l in trace.layer_of.values()}
     unseen: dict[Layer, list[str]] = {}
     last = next(iter(seen), "")

@@ -21,6 +21,7 @@ from fedp3.types import Axis, Group, Layer, UnitGroup
 ROOT = "net"  # the layer of tensors that belong to no module but the net itself
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
+LAYER_NORMS = (nn.LayerNorm, nn.RMSNorm)  # they mix units, and their scales may have several sides
 # What maps a zero unit to a zero unit and keeps units apart: modules, functions and names of methods.
 POINTWISE = {
     nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Identity,
@@ -244,19 +245,22 @@ def _visit_other(node: fx.Node, m: nn.Module | None, modules: Mapping[str, nn.Mo
     for read in node.all_input_nodes:
         trace.fix(trace.carries.get(read), "they are the net's output" if node.op == "output" else why)
     if m is not None:
+        source = trace.carries.get(node.all_input_nodes[0]) if node.all_input_nodes else None
+        if isinstance(m, LAYER_NORMS) and source is not None:
+            trace.layer_of.setdefault(str(node.target), trace.layer_of[source.group])
         for path, inside in m.named_modules(prefix=str(node.target)):
-            _begin(path, [*inside.parameters(recurse=False)], trace)
+            _begin(path, inside, [*inside.parameters(recurse=False)], trace)
     if node.op == "get_attr":
         path, _, name = str(node.target).rpartition(".")
         trace.shared.add(path)  # matters where the module is run as well
         weight = getattr(modules.get(path), name, None)  # None: a constant that fx made up
-        _begin(path, [] if weight is None else [weight], trace)
+        _begin(path, modules.get(path), [] if weight is None else [weight], trace)
 
 
-def _begin(path: str, weights: Sequence[Any], trace: Trace) -> None:
+def _begin(path: str, m: nn.Module | None, weights: Sequence[Any], trace: Trace) -> None:
     """Let a module that is not followed begin a layer, or join the last one."""
     if path not in trace.layer_of and weights:
-        if any(w.dim() >= 2 for w in weights):
+        if any(w.dim() >= 2 for w in weights) and not isinstance(m, LAYER_NORMS):
             trace.last = path or ROOT
         if trace.last:
             trace.layer_of[path] = trace.last
