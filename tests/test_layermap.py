@@ -675,6 +675,22 @@ def test_tracing_draws_nothing_and_changes_nothing() -> None:
     assert all(torch.equal(w, values[n]) for n, w in net.state_dict().items())
 
 
+def _writing(net: Any, x: Tensor) -> Tensor:
+    h = net.a(x) - net.mean.mul_(0.5)
+    net.seen = net.seen + h.detach().mean()
+    return net.b(h - net.seen)
+
+
+def test_tracing_does_not_write_to_buffers_and_adds_nothing_that_is_saved() -> None:
+    net = Wired(_writing, **_linear(4, 5, 3))
+    net.register_buffer("mean", torch.ones(5))
+    net.register_buffer("seen", torch.ones(1), persistent=False)
+    names = list(net.state_dict())
+    layer_map(net)
+    assert net.mean.tolist() == [1] * 5 and net.seen.tolist() == [1]
+    assert list(net.state_dict()) == names
+
+
 # --------------------------------------------------------------------------- refusals
 
 

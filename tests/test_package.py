@@ -13,7 +13,7 @@ import fedp3
 ROOT = Path(fedp3.__file__).parent
 # A module imports from its own level or from those above it in this list, never from below.
 LEVELS = (
-    "errors types hooks rng lookup masks handful locks",
+    "errors types hooks rng lookup masks handful locks unsaved",
     "data partition partition_file wiring layermap models plan",
     "prune local_prune checks submodel compress optimise mean aggregate gate privacy.clip privacy.mechanism "
     "privacy.account privacy.ledger privacy.bounds",

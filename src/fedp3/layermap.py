@@ -13,12 +13,14 @@ from torch.nn.parameter import is_lazy
 
 from fedp3.errors import InputError
 from fedp3.types import Layer, LayerMap
+from fedp3.unsaved import remember
 from fedp3.wiring import LAYER_NORMS, ROOT, Trace, follow
 
 
 def layer_map(net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = None) -> LayerMap:
     """Group the tensors of any net into ordered layers; `layers` (name -> tensors) overrides the grouping."""
     tensors, buffers = _tensors(net)
+    remember(net)
     trace, note = follow(net)
     named = _group(net, tensors, trace) if layers is None else _checked(layers, tensors)
     owner = {n: l for l, names in named.items() for n in names}

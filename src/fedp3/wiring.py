@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import fx, nn
 
 from fedp3.types import Axis, Group, Layer, UnitGroup
+from fedp3.unsaved import untouched
 
 ROOT = "net"  # the layer of tensors that belong to no module but the net itself
 WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
@@ -92,7 +93,8 @@ def follow(net: nn.Module) -> tuple[Trace, str]:
     """Walk once over the net's graph; where it cannot be traced, nothing is found, and the note says why."""
     trace, modules = Trace(), dict(net.named_modules())
     try:
-        with torch.random.fork_rng(devices=[]):  # a net that draws in its forward pass draws while it is traced
+        # A net that draws in its forward pass, or writes to its buffers, does so while it is traced.
+        with untouched(net), torch.random.fork_rng(devices=[]):
             graph = fx.symbolic_trace(net).graph
     except Exception as error:  # fx raises many kinds, all meaning: this net cannot be traced
         why = (str(error).splitlines() or [""])[0][:120]
