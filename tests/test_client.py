@@ -396,6 +396,64 @@ def test_a_batchnorm_that_averages_by_count_begins_its_count_at_every_task():
     assert same(train(here, task).tensors, train(here, task).tensors)
 
 
+class Drift(nn.Module):
+    """Takes away a running mean that is in no state dict; `grows`: by a buffer that is replaced, and changes shape."""
+
+    def __init__(self, units: int, grows: bool) -> None:
+        super().__init__()
+        self.grows = grows
+        self.register_buffer("mean", torch.linspace(0, 1, units), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.grows:
+            self.mean = torch.cat([0.5 * self.mean[:8] + x.detach().mean(0), self.mean])
+        elif self.training:
+            self.mean.mul_(0.5).add_(x.detach().mean(0))
+        return x - self.mean[:8]
+
+
+def drifting(grows: bool = False, **changes) -> World:
+    net = nn.Sequential(
+        nn.Flatten(), nn.Linear(9, 6), nn.ReLU(), nn.Linear(6, 8), Drift(8, grows), nn.ReLU(), nn.Linear(8, CLASSES)
+    )
+    here = world(selector="neuron", physical=True, **changes)
+    return here.but(net=net, layers=layer_map(net), W={n: w.clone() for n, w in net.state_dict().items()})
+
+
+@pytest.mark.parametrize(("grows", "Q"), [(False, "fixed"), (False, "ordered_dropout"), (True, "fixed")])
+def test_a_buffer_that_is_never_saved_begins_every_task_as_it_was_given(grows, Q):
+    here = drifting(grows, Q=Q)
+    one, other = here.tasks(here.plans("lowerb"), evaluate=True)[:2]
+    sent = here.but(net=copy.deepcopy(here.net))  # as to a worker: the net goes before it has worked
+    want = train(sent, other)
+    train(here, one)
+    assert same(train(here, other).tensors, want.tensors)
+    late = here.but(net=copy.deepcopy(here.net))  # and to one that replaces it later
+    assert same(train(late, other).tensors, want.tensors)
+    evaluate = here.tasks(here.plans("full", 1.0), kind="evaluate", evaluate=True)[0]
+    assert train(here, evaluate).metrics == train(sent, evaluate).metrics
+
+
+def test_a_net_given_again_begins_with_what_it_holds_then():
+    here = drifting()
+    task = next(task for task in here.tasks(here.plans("lowerb")) if task.masks.units)
+    first = train(here, task).tensors
+    again = copy.deepcopy(here.net)
+    for net in (here.net, again):  # one has cut nets that are remembered, the other none
+        net[4].mean.fill_(-1)
+        layer_map(net)
+    assert same(train(here, task).tensors, train(here.but(net=again), task).tensors)
+    assert not same(train(here, task).tensors, first)
+
+
+def test_what_is_never_saved_goes_on_through_steps_on_smaller_nets():
+    here = drifting(Q="ordered_dropout", q=0.5)
+    task = here.tasks(here.plans("prune-all", upload="kept"))[0]
+    small, masked = train(here, task).tensors, train(here.but(physical=False), task).tensors
+    for n, w in masked.items():
+        torch.testing.assert_close(small[n], w, rtol=1e-5, atol=1e-6)
+
+
 class Offset(nn.Module):
     """A block with a buffer of its own around a BatchNorm."""
 

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from fedp3 import layermap
 from fedp3 import masks as M
+from fedp3 import wiring
 from fedp3.errors import InputError
 from fedp3.layermap import layer_map
 from fedp3.models import Spec, build
@@ -144,6 +144,29 @@ FOLLOWED: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {  # nets
         ),
         (1, 3, 3, 3),
     ),
+    "norms of neurons before the logits": (
+        lambda: nn.Sequential(
+            nn.Linear(6, 4),
+            nn.BatchNorm1d(4),
+            nn.Dropout(0.0),
+            nn.Linear(4, 6),
+            nn.GroupNorm(3, 6),
+            nn.ReLU(),
+            nn.Linear(6, 4),
+            nn.LogSoftmax(1),
+        ),
+        (6,),
+    ),
+    "norms of neurons behind a flatten": (
+        lambda: Wired(
+            lambda n, x: n.c(n.norm(n.b(n.a(x).flatten(1))).relu())[:, :4],
+            a=nn.Conv2d(2, 3, 7),
+            b=nn.Linear(12, 5),
+            norm=nn.BatchNorm1d(5),
+            c=nn.Linear(5, 6),
+        ),
+        IMAGE,
+    ),
     "normalised input": (
         lambda: nn.Sequential(nn.BatchNorm1d(6), nn.Linear(6, 5), nn.LeakyReLU(), nn.Linear(5, 4)),
         (6,),
@@ -230,6 +253,15 @@ def test_a_silent_unit_is_a_unit_removed(name: str) -> None:
         assert_means_it(net, layers, cut(layers, g, range(0, blocks, 2)), inputs(*shape))
 
 
+@pytest.mark.parametrize(
+    ("name", "free"),
+    [("norms of neurons before the logits", {"0", "3"}), ("norms of neurons behind a flatten", {"a", "b"})],
+)
+def test_units_before_a_norm_of_neurons_can_be_cut(name: str, free: set[str]) -> None:
+    layers = layer_map(FOLLOWED[name][0]())
+    assert {g for g, u in layers.groups.items() if not u.fixed} == free
+
+
 ACTIVATIONS = (nn.ReLU, nn.Tanh, nn.GELU, nn.LeakyReLU, nn.SiLU, nn.ELU, nn.ReLU6, nn.Identity)
 
 
@@ -303,14 +335,14 @@ def keeps_zeros_apart(op: Any, x: Tensor) -> bool:
     """Whether silent units, and only those, are silent behind a module, function or method."""
     quiet = x.clone()
     quiet[:, [1, 4]] = 0
-    args = (2,) if op in layermap.POOLS else ()  # a kernel, or the side of an adaptive pool's output
+    args = (2,) if op in wiring.POOLS else ()  # a kernel, or the side of an adaptive pool's output
     call = getattr(Tensor, op) if isinstance(op, str) else op(*args) if isinstance(op, type) else op
     y = call(quiet) if isinstance(op, str | type) else call(quiet, *args)
     return y.shape[:2] == x.shape[:2] and not y[:, [1, 4]].any() and bool(y[:, [0, 2, 3, 5]].any())
 
 
 def test_what_units_are_followed_through_maps_zero_to_zero_and_keeps_units_apart() -> None:
-    for op in layermap.POINTWISE | layermap.POOLS:
+    for op in wiring.POINTWISE | wiring.POOLS:
         for sides in (3, 2, 1):  # most first: a pool that gets a side too few reads channels as a side
             try:
                 fits = keeps_zeros_apart(op, torch.rand(64, 6, *(4,) * sides) + 0.1)
@@ -339,6 +371,18 @@ FIXED: dict[str, tuple[Callable[[], nn.Module], dict[str, str]]] = {  # net, gro
     "softplus": (lambda: nn.Sequential(nn.Linear(4, 4), nn.Softplus(), nn.Linear(4, 2)), {"0": "Softplus reads"}),
     "softmax": (lambda: Wired(lambda n, x: n.b(F.softmax(n.a(x), 1)), **_linear(4, 4, 2)), {"a": "softmax reads"}),
     "layer norm": (lambda: nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2)), {"0": "LayerNorm reads"}),
+    "group norm without scales": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.GroupNorm(2, 4, affine=False), nn.ReLU(), nn.Conv2d(4, 2, 1)),
+        {"0": "GroupNorm 1 has no tensors"},
+    ),
+    "instance norm": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4, affine=True), nn.Conv2d(4, 2, 1)),
+        {"0": "InstanceNorm2d reads"},
+    ),
+    "instance norm without scales": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.InstanceNorm2d(4), nn.ReLU(), nn.Conv2d(4, 2, 1)),
+        {"0": "InstanceNorm2d reads"},
+    ),
     "concatenation": (
         lambda: Wired(
             lambda n, x: n.c(torch.cat([n.a(x), n.b(x)], 1)), a=nn.Linear(4, 4), b=nn.Linear(4, 4), c=nn.Linear(8, 2)
@@ -427,6 +471,20 @@ FIXED: dict[str, tuple[Callable[[], nn.Module], dict[str, str]]] = {  # net, gro
         lambda: Wired(lambda n, x: n.b(n.norm(n.a(x))).mean(1), **_linear(4, 4, 2), norm=nn.BatchNorm1d(3)),
         {"a": "norm reads them after a change of shape"},
     ),
+    "batch norm over as many tokens as units": (
+        lambda: Wired(lambda n, x: n.b(n.norm(n.a(x)).relu()).mean(1), **_linear(4, 4, 2), norm=nn.BatchNorm1d(4)),
+        {"a": "norm normalises side 1"},
+    ),
+    "group norm over as many tokens as units": (
+        lambda: Wired(lambda n, x: n.b(n.norm(n.a(x)).relu())[:, 0], **_linear(4, 4, 2), norm=nn.GroupNorm(2, 4)),
+        {"a": "norm normalises side 1"},
+    ),
+    "tokens that are flattened behind the norm": (
+        lambda: nn.Sequential(
+            nn.Linear(4, 4), nn.BatchNorm1d(4), nn.ReLU(), nn.Linear(4, 4), nn.Flatten(), nn.Linear(16, 2)
+        ),
+        {"0": "1 normalises side 1", "3": "after a change of shape"},
+    ),
 }
 
 
@@ -464,6 +522,15 @@ def _recurrent(net: Any, x: Tensor) -> Tensor:
 
 def _by_hand(net: Any, x: Tensor) -> Tensor:
     return net.out(F.relu(F.linear(x, net.first, net.shift)))
+
+
+def _first_normalised(net: Any, x: Tensor) -> Tensor:
+    first, second = net.a(x), net.b(x.relu())
+    return net.c(net.norm(first) + second).mean(1)
+
+
+class Centred(nn.LayerNorm):
+    """Not torch's own module, so it is traced through."""
 
 
 ANY: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, int]]] = {  # layer -> tensors, in order
@@ -511,6 +578,28 @@ ANY: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, int]]] 
         (4,),
         {"1": 4, "3": 2},
     ),
+    "layer norm over an image": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), nn.LayerNorm((4, 6, 6)), nn.ReLU(), nn.Flatten(), nn.Linear(144, 3)),
+        (1, 8, 8),
+        {"0": 4, "4": 2},
+    ),
+    "norm of an image before anything": (
+        lambda: nn.Sequential(nn.RMSNorm((1, 8, 8)), nn.Flatten(), nn.Linear(64, 3)),
+        (1, 8, 8),
+        {"2": 3},
+    ),
+    "layer norm of the first of two layers": (
+        lambda: Wired(
+            _first_normalised, a=nn.Linear(4, 5), b=nn.Linear(4, 5), norm=nn.LayerNorm((2, 5)), c=nn.Linear(5, 3)
+        ),
+        (2, 4),
+        {"a": 4, "b": 2, "c": 2},
+    ),
+    "a layer norm of one's own": (
+        lambda: nn.Sequential(nn.Conv2d(1, 4, 3), Centred((6, 6)), nn.Flatten(), nn.Linear(144, 3)),
+        (1, 8, 8),
+        {"0": 4, "3": 2},
+    ),
     "weights of the net itself": (
         lambda: Wired(
             _by_hand, out=nn.Linear(5, 3), first=nn.Parameter(torch.ones(5, 4)), shift=nn.Parameter(torch.ones(5))
@@ -550,6 +639,15 @@ ANY: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...], dict[str, int]]] 
 }
 
 
+@pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm, Centred])
+@pytest.mark.parametrize("run", [lambda n, x: n.b(n.norm(n.a(x)).flatten(1)), data_dependent], ids=["traced", "not"])
+def test_scales_and_shifts_over_several_sides_are_not_pruned_and_begin_no_layer(norm: type, run: Any) -> None:
+    layers = layer_map(Wired(run, a=nn.Conv2d(1, 4, 3), norm=norm((4, 6, 6)), b=nn.Linear(144, 3)))
+    assert bool(layers.note) == (run is data_dependent)
+    assert layers.prunable == {"a.weight", "b.weight"}
+    assert list(layers.layers) == ["a", "b"] and "norm.weight" in layers.layers["a"]
+
+
 @pytest.mark.parametrize("name", ANY)
 def test_any_net_has_layers_and_its_last_step_is_the_head(name: str) -> None:
     make, shape, want = ANY[name]
@@ -577,6 +675,22 @@ def test_tracing_draws_nothing_and_changes_nothing() -> None:
     assert all(torch.equal(w, values[n]) for n, w in net.state_dict().items())
 
 
+def _writing(net: Any, x: Tensor) -> Tensor:
+    h = net.a(x) - net.mean.mul_(0.5)
+    net.seen = net.seen + h.detach().mean()
+    return net.b(h - net.seen)
+
+
+def test_tracing_does_not_write_to_buffers_and_adds_nothing_that_is_saved() -> None:
+    net = Wired(_writing, **_linear(4, 5, 3))
+    net.register_buffer("mean", torch.ones(5))
+    net.register_buffer("seen", torch.ones(1), persistent=False)
+    names = list(net.state_dict())
+    layer_map(net)
+    assert net.mean.tolist() == [1] * 5 and net.seen.tolist() == [1]
+    assert list(net.state_dict()) == names
+
+
 # --------------------------------------------------------------------------- refusals
 
 
@@ -598,6 +712,18 @@ def _counting() -> nn.Module:
     return net
 
 
+def _causal(persistent: bool) -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 4))
+    net.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(3), persistent)
+    return net
+
+
+def _diverged() -> nn.Module:
+    net = nn.Sequential(nn.Linear(4, 4))
+    nn.init.constant_(net[0].bias, float("nan"))
+    return net
+
+
 @pytest.mark.parametrize(
     ("make", "text"),
     [
@@ -606,6 +732,8 @@ def _counting() -> nn.Module:
         (lambda: nn.Linear(3, 2).double(), r"tensors \['bias', 'weight'\] are not float32"),
         (lambda: nn.Linear(3, 2).bfloat16(), "are not float32"),
         (_counting, r"tensors \['seen'\] are not float32"),
+        (lambda: _causal(True), r"tensors \['mask'\] hold NaN or infinity.* register_buffer\(..., persistent=False\)"),
+        (_diverged, r"tensors \['0.bias'\] hold NaN or infinity"),
         (lambda: nn.Sequential(nn.ReLU()), "no parameters"),
         (lambda: nn.Sequential(nn.LazyLinear(3)), r"tensors \['0.bias', '0.weight'\] have no shape yet"),
     ],
@@ -613,6 +741,10 @@ def _counting() -> nn.Module:
 def test_a_net_that_cannot_be_averaged_is_refused_with_the_reason(make: Callable[[], nn.Module], text: str) -> None:
     with pytest.raises(InputError, match=text):
         layer_map(make())
+
+
+def test_a_mask_that_is_not_saved_is_no_tensor_to_average() -> None:
+    assert set(layer_map(_causal(False)).shapes) == {"0.weight", "0.bias"}
 
 
 # --------------------------------------------------------------------------- the user's own layers

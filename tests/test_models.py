@@ -1,5 +1,6 @@
 """The paper's networks, counted layer by layer as its tables count them."""
 
+import copy
 import math
 from collections.abc import Iterator, Sequence
 
@@ -205,6 +206,34 @@ def test_channels_last_computes_the_same_up_to_rounding() -> None:
 def test_a_net_with_a_1x1_kernel_that_jumps_stays_as_it_is() -> None:
     net = channels_last(build("resnet18", Spec((3, 32, 32), 10, 0.1), 0))
     assert not any(last(w) for w in net.parameters() if w.dim() == 4)
+
+
+class Film(nn.Module):
+    """A net over films: 3x3x3 kernels, then the frames side by side as one image."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.over_time = nn.Conv3d(1, 4, 3)
+        self.flat = nn.Conv2d(8, 4, 3)
+        self.back = nn.ConvTranspose2d(4, 4, 3)
+        self.register_buffer("shift", torch.zeros(1, 4, 6, 6))
+        self.out = nn.Linear(144, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.back(self.flat(self.over_time(x).relu().flatten(1, 2)).relu()) + self.shift
+        return self.out(x.flatten(1))
+
+
+def test_what_has_four_sides_is_laid_out_and_a_net_with_other_convolutions_works_too() -> None:
+    plain, x = Film(), torch.randn(2, 1, 4, 8, 8)
+    laid = channels_last(copy.deepcopy(plain))
+    assert {n for n, w in laid.state_dict().items() if w.dim() == 4 and last(w)} == {
+        "flat.weight",
+        "back.weight",
+        "shift",
+    }
+    assert all(torch.equal(w, plain.state_dict()[n]) for n, w in laid.state_dict().items())
+    torch.testing.assert_close(laid(x), plain(x))
 
 
 def test_cut_nets_keep_the_layout_and_uploads_lie_as_their_shape_says() -> None:

@@ -13,8 +13,8 @@ import fedp3
 ROOT = Path(fedp3.__file__).parent
 # A module imports from its own level or from those above it in this list, never from below.
 LEVELS = (
-    "errors types hooks rng lookup masks handful locks",
-    "data partition partition_file layermap models plan",
+    "errors types hooks rng lookup masks handful locks unsaved",
+    "data partition partition_file wiring layermap models plan",
     "prune local_prune checks submodel compress optimise mean aggregate gate privacy.clip privacy.mechanism "
     "privacy.account privacy.ledger privacy.bounds",
     "frames codec cost work recipe steps passes stacked client evaluate fleet fit",

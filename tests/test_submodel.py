@@ -125,6 +125,38 @@ def test_ordered_dropout_under_an_unstructured_mask_is_physical_too(Q, selector)
             torch.testing.assert_close(masked.tensors[n], small.tensors[n], **CLOSE)
 
 
+NORMS = {
+    "batch": lambda: nn.BatchNorm2d(8),
+    "batch, no scales": lambda: nn.BatchNorm2d(8, affine=False),
+    "batch, no statistics": lambda: nn.BatchNorm2d(8, track_running_stats=False),
+    "batch, no tensors": lambda: nn.BatchNorm2d(8, affine=False, track_running_stats=False),
+    "group": lambda: nn.GroupNorm(4, 8),
+    "group, no tensors": lambda: nn.GroupNorm(4, 8, affine=False),
+    "instance": lambda: nn.InstanceNorm2d(8, affine=True, track_running_stats=True),
+    "instance, no scales": lambda: nn.InstanceNorm2d(8, track_running_stats=True),
+    "instance, no tensors": lambda: nn.InstanceNorm2d(8),
+}
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("training", [True, False])
+def test_any_normalisation_with_or_without_tensors_computes_the_same_when_cut(norm, training):
+    net = nn.Sequential(
+        nn.Conv2d(1, 8, 3), NORMS[norm](), nn.ReLU(), nn.Conv2d(8, 8, 3), nn.ReLU(), nn.Flatten(), nn.Linear(32, 4)
+    )
+    layers = layer_map(net)
+    units = {g: torch.arange(2, 6) for g, u in layers.groups.items() if not u.fixed}
+    assert "3" in units and ("0" in units) == (norm == "group" or norm.startswith("batch"))
+    W = {n: w for n, w in net.state_dict().items() if n in layers.shapes}
+    small = submodel.shrink_net(net, layers, submodel.counts_of(units)).train(training)
+    small.load_state_dict(submodel.cut(W, units, layers), strict=False)
+    masked = copy.deepcopy(net).train(training)
+    held = {n: M.zero_pruned(w, M.active(n, Masks(units=units), layers)) for n, w in W.items()}
+    masked.load_state_dict(held, strict=False)
+    x = torch.randn(5, 1, 6, 6)
+    torch.testing.assert_close(small(x), masked(x), rtol=0, atol=1e-6)
+
+
 def test_a_personal_head_keeps_its_columns_of_units_that_were_away():
     here = world("mlp", selector="neuron")
     plan = here.plans("lowerb", 0.3, head="personal")[0]

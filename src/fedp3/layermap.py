@@ -1,104 +1,27 @@
 """From any `nn.Module` to named layers and the units that connect them.
 
-The net is traced once (torch.fx).  A module with a weight of two or more sides begins a layer; normalisation
-joins the layer whose output it normalises; a module that reads the same tensor as an earlier layer joins that
-layer (a ResNet's 1x1 shortcut joins the first convolution of its block).  Units are followed from the weight
-that writes them to the weights that read them, through whatever maps zero to zero; where they cannot be
-followed (residual sums, outputs, unknown operations) they are marked fixed, with the reason.
-A net that cannot be traced still gets layers, in order of registration, and a note.
+The net is traced once (`wiring.py`), which finds layers and units.  A net that cannot be traced still gets layers, in
+order of registration, and a note.
 """
 
-import math
-import operator
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from dataclasses import replace
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, fx, nn
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from fedp3.errors import InputError
-from fedp3.types import Axis, Group, Layer, LayerMap, UnitGroup
-
-ROOT = "net"  # the layer of tensors that belong to no module but the net itself
-WEIGHTED = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.GroupNorm)
-# What maps a zero unit to a zero unit and keeps units apart: modules, functions and names of methods.
-POINTWISE = {
-    nn.ReLU, nn.ReLU6, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Tanh, nn.Identity,
-    nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d,
-    F.relu, F.relu6, torch.relu, F.leaky_relu, F.gelu, F.silu, F.elu, torch.tanh, F.dropout, F.dropout2d,
-    "relu", "relu_", "tanh", "contiguous",
-}  # fmt: skip
-POOLS = {  # these too, but along whatever sides come last: only channels are safe from them
-    nn.MaxPool1d, nn.MaxPool2d, nn.MaxPool3d, nn.AvgPool1d, nn.AvgPool2d, nn.AvgPool3d,
-    nn.AdaptiveAvgPool1d, nn.AdaptiveAvgPool2d, nn.AdaptiveMaxPool2d,
-    F.max_pool1d, F.max_pool2d, F.avg_pool1d, F.avg_pool2d, F.adaptive_avg_pool2d, F.adaptive_max_pool2d,
-    torch.max_pool2d, torch.avg_pool1d,
-}  # fmt: skip
-FLATTENS = {nn.Flatten, torch.flatten, "flatten"}
-RESHAPES = {"view", "reshape"}
-SUMS = {operator.add, operator.iadd, torch.add}
-ASKS = {"size", "dim", "shape", "ndim", "dtype", "device"}  # these give no units, only facts about the tensor
-
-
-@dataclass(frozen=True, slots=True)
-class _Units:
-    """Units on their way through the net, and where in the tensor they lie.
-
-    channel: side 1 of (N, units, ...); last: the last side, as Linear leaves them; flat: runs of side 1 of
-    (N, units * repeat), as flattening leaves channels.
-    """
-
-    group: Group
-    place: Literal["channel", "last", "flat"]
-
-
-@dataclass(slots=True)
-class _Trace:
-    """What one walk over the graph collects."""
-
-    layer_of: dict[str, Layer] = field(default_factory=dict)  # module path -> layer
-    axes: dict[str, tuple[Axis | None, ...]] = field(default_factory=dict)
-    groups: dict[Group, UnitGroup] = field(default_factory=dict)
-    carries: dict[fx.Node, _Units] = field(default_factory=dict)  # node -> units in its output
-    reader: dict[fx.Node, Layer] = field(default_factory=dict)  # node -> first layer that reads it
-    norms: set[str] = field(default_factory=set)  # normalisations met
-    shared: set[str] = field(default_factory=set)  # modules whose weight is used more than once
-    last: Layer = ""
-
-    def fix(self, units: _Units | None, why: str) -> None:
-        if units is not None:
-            self.fix_group(units.group, why)
-
-    def fix_group(self, group: Group, why: str) -> None:
-        if not self.groups[group].fixed:
-            self.groups[group] = replace(self.groups[group], fixed=why)
-
-    def claim(self, path: str, m: nn.Module, layer: Layer) -> None:
-        """Give a module, with what is inside it, to a layer."""
-        for inside, _ in m.named_modules(prefix=path):
-            self.layer_of[inside] = layer
-        self.last = layer
+from fedp3.types import Layer, LayerMap
+from fedp3.unsaved import remember
+from fedp3.wiring import LAYER_NORMS, ROOT, Trace, follow
 
 
 def layer_map(net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = None) -> LayerMap:
     """Group the tensors of any net into ordered layers; `layers` (name -> tensors) overrides the grouping."""
     tensors, buffers = _tensors(net)
-    trace, note = _Trace(), ""
-    try:
-        with torch.random.fork_rng(devices=[]):  # a net that draws in its forward pass draws while it is traced
-            graph = fx.symbolic_trace(net).graph
-    except Exception as error:  # fx raises many kinds, all meaning: this net cannot be traced
-        why = (str(error).splitlines() or [""])[0][:120]
-        note = f"the net cannot be traced ({type(error).__name__}: {why})"
-    else:
-        modules = dict(net.named_modules())
-        for node in graph.nodes:
-            _visit(node, modules, trace)
-        _fix_shared(trace)
+    remember(net)
+    trace, note = follow(net)
     named = _group(net, tensors, trace) if layers is None else _checked(layers, tensors)
     owner = {n: l for l, names in named.items() for n in names}
     groups = {g: replace(u, layer=owner[f"{g}.weight"]) for g, u in trace.groups.items() if f"{g}.weight" in owner}
@@ -107,7 +30,7 @@ def layer_map(net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = Non
         shapes={n: tuple(w.shape) for n, w in tensors.items()},
         axes={n: a for n, a in trace.axes.items() if n in tensors},
         groups=groups,
-        prunable=frozenset(n for n, w in tensors.items() if n not in buffers and w.dim() >= 2),
+        prunable=frozenset(n for n, w in tensors.items() if w.dim() >= 2) - buffers - _scales(net),
         buffers=buffers,
         note=note,
     )
@@ -127,6 +50,11 @@ def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], frozenset[str]]:
             sorted(n for n, w in tensors.items() if w.dtype != torch.float32),
             "are not float32, the only type that can be averaged here",
         ),
+        (
+            sorted(n for n, w in tensors.items() if _has_values(w) and not bool(w.isfinite().all())),
+            "hold NaN or infinity, and every update with them would be refused; a constant, such as a mask of -inf, is "
+            "kept out of updates by register_buffer(..., persistent=False)",
+        ),
     ):
         if wrong:
             raise InputError(f"tensors {wrong} {text}")
@@ -135,12 +63,16 @@ def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], frozenset[str]]:
     return tensors, frozenset(n for n in tensors if n not in parameters)
 
 
+def _has_values(w: Tensor) -> bool:
+    return not is_lazy(w) and w.device.type != "meta"
+
+
 def _tied(net: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
     """Tensors that are another one of the net under a second name."""
     known = {n for n, _ in net.named_parameters()} | {n for n, _ in net.named_buffers()}
     tied, seen = set(tensors) - known, set()
     for n, w in tensors.items():
-        if not is_lazy(w) and w.device.type != "meta" and w.numel():
+        if _has_values(w) and w.numel():
             at = (w.untyped_storage().data_ptr(), w.storage_offset())
             if at in seen:
                 tied.add(n)
@@ -164,9 +96,16 @@ def _checked(layers: Mapping[Layer, Sequence[str]], tensors: Mapping[str, Tensor
     return {l: tuple(names) for l, names in layers.items()}
 
 
-def _group(net: nn.Module, tensors: Mapping[str, Tensor], trace: _Trace) -> dict[Layer, tuple[str, ...]]:
+def _scales(net: nn.Module) -> set[str]:
+    """Scales and shifts that may look like weights: those of a LayerNorm over several sides."""
+    norms = [(path, m) for path, m in net.named_modules() if isinstance(m, LAYER_NORMS)]
+    return {n for path, m in norms for n, _ in m.named_parameters(path, recurse=False)}
+
+
+def _group(net: nn.Module, tensors: Mapping[str, Tensor], trace: Trace) -> dict[Layer, tuple[str, ...]]:
     """Layer -> tensors: first what the trace did not see, then in order of execution, so that the head is last."""
-    begins = {path for path, m in net.named_modules() if any(w.dim() >= 2 for w in m.parameters(recurse=False))}
+    weighted = {n for n, w in net.named_parameters() if w.dim() >= 2} - _scales(net)
+    begins = {n.rpartition(".")[0] for n in weighted}
     seen: dict[Layer, list[str]] = {l: [] for l in trace.layer_of.values()}
     unseen: dict[Layer, list[str]] = {}
     last = next(iter(seen), "")
@@ -176,148 +115,3 @@ def _group(net: nn.Module, tensors: Mapping[str, Tensor], trace: _Trace) -> dict
         (seen if layer in seen else unseen).setdefault(layer, []).append(name)
         last = layer
     return {l: tuple(names) for l, names in (unseen | seen).items() if names}
-
-
-# --------------------------------------------------------------------------- the walk over the graph
-
-
-def _visit(node: fx.Node, modules: Mapping[str, nn.Module], trace: _Trace) -> None:
-    """Record what one operation does: its layer, its wiring, and the units in its output."""
-    m = modules[str(node.target)] if node.op == "call_module" else None
-    source = trace.carries.get(node.all_input_nodes[0]) if node.all_input_nodes else None
-    if isinstance(m, WEIGHTED):
-        trace.carries[node] = _visit_weighted(node, m, source, trace)
-        return
-    after = _visit_norm(node, m, source, trace) if isinstance(m, NORMS) else _passed(node, m, source)
-    if after is not None:
-        trace.carries[node] = after
-    elif not isinstance(m, NORMS) and not _asks(node):
-        _visit_other(node, m, modules, trace)
-
-
-def _asks(node: fx.Node) -> bool:
-    if node.op == "call_method":
-        return node.target in ASKS
-    return node.target is getattr and node.args[1] in ASKS
-
-
-def _passed(node: fx.Node, m: nn.Module | None, units: _Units | None) -> _Units | None:
-    """The units behind an operation that keeps them apart and maps zero to zero; None if it may not."""
-    op: Any = node.target if m is None else type(m)
-    if units is None or op in POINTWISE or (op in POOLS and units.place == "channel"):
-        return units
-    reshapes = op in RESHAPES and units.place != "flat"
-    if (reshapes or op in FLATTENS) and _keeps_batch(node, m):
-        return replace(units, place="flat") if units.place == "channel" else units
-    return None
-
-
-def _keeps_batch(node: fx.Node, m: nn.Module | None) -> bool:
-    """Whether a flatten, view or reshape makes (N, everything else) of its input."""
-    if isinstance(m, nn.Flatten):
-        return (m.start_dim, m.end_dim) == (1, -1)
-    given: Any = node.args[1:]
-    if node.target in RESHAPES:
-        sizes = given[0] if len(given) == 1 and isinstance(given[0], tuple | list) else given
-        # A literal number of features, as in view(-1, 400), would not fit once a unit is gone.
-        return len(sizes) == 2 and isinstance(sizes[0], fx.Node) and sizes[1] == -1
-    dims = dict(zip(("start_dim", "end_dim"), given, strict=False)) | node.kwargs
-    return (dims.get("start_dim", 0), dims.get("end_dim", -1)) == (1, -1)
-
-
-def _repeat(units: _Units, size: int, trace: _Trace) -> int:
-    """How many of these `size` entries each unit owns; 0: units and entries do not line up."""
-    repeat, rest = divmod(size, trace.groups[units.group].units)
-    return 0 if rest or (repeat > 1 and units.place != "flat") else repeat
-
-
-def _visit_weighted(node: fx.Node, m: nn.Module, source: _Units | None, trace: _Trace) -> _Units:
-    """A weight writes units of its own, and reads those of `source` where they line up with its inputs."""
-    path = str(node.target)
-    linear = isinstance(m, nn.Linear)
-    writes = _Units(path, "last" if linear else "channel")
-    if path in trace.groups:
-        trace.fix(source, f"{path} is used more than once")
-        trace.shared.add(path)
-        return writes
-    trace.claim(path, m, trace.reader.setdefault(node.all_input_nodes[0], path))
-    weight: Any = m.weight
-    trace.groups[path] = UnitGroup(weight.shape[0], trace.last)
-    reads: Axis | None = None
-    if getattr(m, "groups", 1) != 1 or not isinstance(weight, nn.Parameter):
-        kind = "grouped convolution" if isinstance(weight, nn.Parameter) else "reparametrised weight of"
-        trace.fix(source, f"the {kind} {path} reads them")
-        trace.fix(writes, f"the {kind} {path} writes them")
-    elif source is not None:
-        repeat = _repeat(source, weight.shape[1], trace)
-        if repeat and linear == (source.place != "channel"):
-            reads = Axis(source.group, repeat)  # after a flatten each channel owns `repeat` inputs
-        else:
-            trace.fix(source, f"{path} reads them after a change of shape")
-    trace.axes[f"{path}.weight"] = (Axis(path), reads)
-    trace.axes[f"{path}.bias"] = (Axis(path),)
-    return writes
-
-
-def _visit_norm(node: fx.Node, m: nn.Module, source: _Units | None, trace: _Trace) -> _Units | None:
-    """Normalisation belongs to the units it normalises: one scale, shift and statistic for each of their entries."""
-    path = str(node.target)
-    if path in trace.norms:
-        trace.fix(source, f"{path} is used more than once")
-        trace.shared.add(path)
-        return source
-    trace.norms.add(path)
-    layer = trace.layer_of[source.group] if source is not None else trace.last
-    if layer:  # else nothing came before: it joins the first layer
-        trace.layer_of[path] = layer
-    if source is None:
-        return None
-    norm: Any = m
-    size: int = norm.num_channels if isinstance(m, nn.GroupNorm) else norm.num_features
-    repeat = _repeat(source, size, trace)
-    if not repeat:
-        trace.fix(source, f"{path} reads them after a change of shape")
-        return None
-    for name in ("weight", "bias", "running_mean", "running_var"):
-        trace.axes[f"{path}.{name}"] = (Axis(source.group, repeat),)
-    if isinstance(m, nn.GroupNorm):
-        u = trace.groups[source.group]
-        block = math.lcm(size // m.num_groups, repeat) // repeat
-        trace.groups[source.group] = replace(u, granule=math.lcm(u.granule, block))
-    return source
-
-
-def _visit_other(node: fx.Node, m: nn.Module | None, modules: Mapping[str, nn.Module], trace: _Trace) -> None:
-    """An operation nothing is known about: what it reads is fixed, and its weights begin layers of their own."""
-    name = type(m).__name__ if m is not None else getattr(node.target, "__name__", str(node.target))
-    why = "a residual sum reads them" if node.target in SUMS else f"{name} reads them"
-    for read in node.all_input_nodes:
-        trace.fix(trace.carries.get(read), "they are the net's output" if node.op == "output" else why)
-    if m is not None:
-        for path, inside in m.named_modules(prefix=str(node.target)):
-            _begin(path, [*inside.parameters(recurse=False)], trace)
-    if node.op == "get_attr":
-        path, _, name = str(node.target).rpartition(".")
-        trace.shared.add(path)  # matters where the module is run as well
-        weight = getattr(modules.get(path), name, None)  # None: a constant that fx made up
-        _begin(path, [] if weight is None else [weight], trace)
-
-
-def _begin(path: str, weights: Sequence[Any], trace: _Trace) -> None:
-    """Let a module that is not followed begin a layer, or join the last one."""
-    if path not in trace.layer_of and weights:
-        if any(w.dim() >= 2 for w in weights):
-            trace.last = path or ROOT
-        if trace.last:
-            trace.layer_of[path] = trace.last
-
-
-def _fix_shared(trace: _Trace) -> None:
-    """One tensor used at two places would need two masks."""
-    for path in trace.shared:
-        own = trace.axes.get(f"{path}.weight", ())
-        for axis in own:
-            if axis is not None:
-                trace.fix_group(axis.group, f"{path} is used more than once")
-        if path in trace.groups:
-            trace.axes[f"{path}.weight"] = (Axis(path), None)

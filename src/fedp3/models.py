@@ -199,5 +199,7 @@ def channels_last(net: nn.Module) -> nn.Module:
     convolutions = [m for m in net.modules() if isinstance(m, nn.Conv2d)]
     if any(max(m.kernel_size) == 1 < max(m.stride) for m in convolutions):
         return net
-    laid: nn.Module = net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-    return laid
+    for w in (*net.parameters(), *net.buffers()):
+        if w.dim() == 4:  # not `net.to`: it asks the same of five sides (Conv3d), which have no such layout
+            w.data = w.data.to(memory_format=torch.channels_last)
+    return net

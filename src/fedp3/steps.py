@@ -26,6 +26,7 @@ from fedp3.prune import pruned_layers
 from fedp3.recipe import Recipe, Shard, batches, rate, smaller
 from fedp3.rng import Use, stream
 from fedp3.types import Group, LayerMap, Masks, Params, Task
+from fedp3.unsaved import given
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,15 @@ def named(net: nn.Module) -> dict[str, Tensor]:
 
 
 def load(tensors: Mapping[str, Tensor], W: Params) -> None:
-    """Fill the workbench; what never travels (BatchNorm's counter) begins at zero, so no client sees another's."""
+    """Fill the workbench; what never travels begins as given (BatchNorm's counter: at zero): nobody sees another's."""
     with torch.no_grad():
         for n, w in tensors.items():
             if n in W:
                 w.copy_(W[n])
             elif n.endswith("num_batches_tracked"):
                 w.zero_()
+            elif (first := given(n, tensors)) is not None:
+                w.data = first  # not by copy_: a buffer that grew would take it in any shape
 
 
 def train(
@@ -114,7 +117,7 @@ def _small_step(s: _Stretch, x: Tensor, y: Tensor, units: Mapping[Group, Tensor]
         anchor, shift = (submodel.cut(of, units, layers) for of in (pull.anchor, pull.shift))
         pull = Pull(pull.mu, anchor, shift)
     _sgd(s, W, grads, part, active, pull)
-    submodel.put_back(whole, {n: small[n].detach() for n in layers.shapes}, units, layers)
+    submodel.put_back(whole, {n: w.detach() for n, w in small.items()}, units, layers)
     if part:
         for n in trained:
             velocity.setdefault(n, torch.zeros_like(whole[n]))
@@ -126,7 +129,7 @@ def _lifted_out(recipe: Recipe, units: Mapping[Group, Tensor]) -> tuple[Recipe, 
     """The recipe of the net with only these units, its tensors filled from the whole net's, and those."""
     here, layers = smaller(recipe, units), recipe.layers
     small, tensors = named(here.net), named(recipe.net)
-    whole = {n: tensors[n].detach() for n in layers.shapes}
+    whole = {n: w.detach() for n, w in tensors.items()}  # what never travels goes on from step to step as well
     load(small, submodel.cut(whole, units, layers))
     return here, small, whole
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from fedp3 import masks as M
 from fedp3.types import Group, LayerMap, Params, Pruning
+from fedp3.unsaved import twins
 
 Units = Mapping[Group, Tensor]  # kept unit indices
 KEPT_NETS = 16  # smaller nets remembered per net: a fleet has few shapes, ordered dropout draws many
@@ -74,7 +75,7 @@ SIZES: Mapping[type[nn.Module], Callable[[Any], None]] = {
 def shrink_net(net: nn.Module, layers: LayerMap, counts: Mapping[Group, int]) -> nn.Module:
     """The same modules with smaller tensors; values are left to the caller."""
     shapes = shrink_map(layers, counts).shapes
-    small = copy.deepcopy(net)
+    small = copy.deepcopy(net, {id(w): w for w in twins(net)})  # theirs too where the net is given again
     for path, module in small.named_modules():
         changed = False
         for own, tensors in ((module._parameters, nn.Parameter), (module._buffers, lambda w: w)):
