@@ -26,6 +26,7 @@ from fedp3.recipe import EVAL_BATCH, Recipe, Shard, dealt, rate, steps_of
 from fedp3.rng import Use, stream
 from fedp3.steps import held
 from fedp3.types import Chain, LayerMap, Local, Params, Pruning, Task
+from fedp3.unsaved import untouched
 
 ALIGNED = 16  # floats in a cache line
 SMALL = 1 << 18  # parameters up to which stacking pays; beyond, arithmetic outweighs calls
@@ -70,7 +71,8 @@ def chain(net: nn.Module, flat: bool) -> Chain:
     if any(m._forward_hooks or m._forward_pre_hooks for m in modules.values()):
         return ()
     try:
-        nodes = list(fx.symbolic_trace(net).graph.nodes)
+        with untouched(net):
+            nodes = list(fx.symbolic_trace(net).graph.nodes)
     except Exception:  # fx raises many kinds, all meaning: this net cannot be traced
         return ()
     found = re.fullmatch(MLP, " ".join(_step(node, modules) for node in nodes))
