@@ -268,6 +268,8 @@ def test_a_sweep_chooses_a_setting_for_each_method(fedp3):
         (["sweep", "my.toml", "--methods", "fedavg,resist", "--out", "s"], "residual blocks"),
         (["sweep", "my.toml", "--methods", " ", "--out", "s"], "names none"),
         (["data", "show", "digits", "partition.classes=11"], "[partition] classes"),
+        (["data", "show", "digits", "--out", "x.foo"], "a picture's name ends in .png"),
+        (["data", "show", "digit"], "unknown data set or config file 'digit' (did you mean 'digits'"),
     ],
 )
 def test_wrong_input_exits_2_before_any_folder_is_made(arguments, says, fedp3, tmp_path):

@@ -83,6 +83,7 @@ def test_all_mistakes_are_said_at_once_with_the_nearest_name():
     ("overrides", "text"),
     [
         (["run.clients_per_round=21"], "21 of 20 clients"),
+        (["partition.clients=2"], "10 (the default) of 2 clients"),
         (["run.quorum=11"], "can never come"),
         (["partition.sizes=[1, 2]"], "2 numbers for 20 clients"),
         (["prune.keep=[0.5, 0.5, 0.5]", "partition.clients=2", "run.clients_per_round=1"], "3 device classes"),

@@ -8,6 +8,10 @@ import typer
 
 from fedp3.cli import show
 from fedp3.cli.plan import AsJson, DataDir, Overrides
+from fedp3.errors import InputError
+from fedp3.lookup import pick
+
+PICTURES = (".png", ".svg", ".pdf")
 
 app = typer.Typer(
     help="Data sets: what is here, checked download, picture of a partition.",
@@ -66,7 +70,10 @@ def show_partition(
     from fedp3.experiment import assemble
     from fedp3.report import draw_labels
 
-    if not path.exists() and str(path) in {row.name for row in data.inventory(data_dir)}:
+    if out.suffix not in PICTURES:
+        raise InputError(f"--out {out}: a picture's name ends in {', '.join(PICTURES)}")
+    if not path.exists() and not path.suffix:
+        pick(data.NAMES, str(path), "data set or config file")
         settings = config.parse({}, [f"data.name={path}", *(overrides or [])])
     else:
         settings = config.load(path, overrides or [])

@@ -175,7 +175,10 @@ def _contradictions(c: Config) -> list[str]:
     """Mistakes that no single key shows."""
     n, found = c.partition.clients, []
     if c.run.clients_per_round > n:
-        found.append(f"[run] clients_per_round: {c.run.clients_per_round} of {n} clients; set 1 to {n}, or 0 for all")
+        whose = "" if "clients_per_round" in c.run.model_fields_set else " (the default)"
+        found.append(
+            f"[run] clients_per_round: {c.run.clients_per_round}{whose} of {n} clients; set 1 to {n}, or 0 for all"
+        )
     asked = c.run.clients_per_round or n
     if c.run.quorum > asked:
         found.append(f"[run] quorum: {c.run.quorum} updates of {asked} participants can never come")
