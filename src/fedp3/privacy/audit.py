@@ -250,6 +250,13 @@ class Subject:
     own: Bench | None = None  # the run's own net; the tiny one is always attacked
 
 
+def at_home(own: Bench, loud: Private) -> list[Finding]:
+    """A and B in the run's own net."""
+    whole = own.without_q()  # where a step leaves a unit out, its noise is missing and should be
+    found = [*sensitivity(own, loud.clip), *noise(whole, replace(loud, rate=NEVER), 2)]
+    return [replace(f, what=f"{f.what}, in the run's own net") for f in found]
+
+
 def audit(subject: Subject, parts: str = "ABCDEFGH", runs: int = 300) -> list[Finding]:
     """Run these parts; every finding must pass."""
     p, small = subject.budget.private, tiny(subject.others)
@@ -266,6 +273,5 @@ def audit(subject: Subject, parts: str = "ABCDEFGH", runs: int = 300) -> list[Fi
     }
     found = [f for part in parts if part in work for f in work[part]()]
     if subject.own is not None:
-        at_home = [*sensitivity(subject.own, p.clip), *noise(subject.own, replace(loud, rate=NEVER), 2)]
-        found += [replace(f, what=f"{f.what}, in the run's own net") for f in at_home]
+        found += at_home(subject.own, loud)
     return sorted((f for f in found if f.part in parts), key=lambda f: f.part)
