@@ -138,8 +138,9 @@ def _convolution(m: Any, a: Tensor, delta: Tensor) -> Pieces:
 def _product(a: Tensor, delta: Tensor) -> Pieces:
     """A layer that applies its weight at T places of each record: a is (batch, T, inputs), δ (batch, T, outputs)."""
     T, inputs, outputs = a.shape[1], a.shape[2], delta.shape[2]
-    if T == 1:
-        squares = a.square().sum((1, 2)) * delta.square().sum((1, 2))
+    if T == 1:  # in 64 bits: whoever chooses the weights can let one factor vanish and the other grow
+        lengths = [torch.linalg.vector_norm(w, dim=(1, 2), dtype=torch.float64) for w in (a, delta)]
+        squares = (lengths[0] * lengths[1]).square().to(a.dtype)
     elif T * (inputs + outputs) < inputs * outputs:  # the Gram matrices are cheaper than the gradients
         squares = _inner(a.double(), delta.double()).to(a.dtype)
     else:
