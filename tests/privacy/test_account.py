@@ -127,6 +127,12 @@ def test_what_the_divergences_certify_is_never_refused(target: float, q: float, 
     assert account.allowed_steps(z, q, target, 1e-5, "PLD") >= steps
 
 
+@pytest.mark.parametrize("accountant", account.ACCOUNTANTS)
+def test_huge_noise_allows_steps_without_end(accountant: str) -> None:
+    allowed = [account.allowed_steps(z, 1e-3, 8.0, 1e-5, accountant) for z in (1e3, 1e5, 1e7, 1e9, 1e12)]
+    assert allowed == sorted(allowed) and allowed[0] > 10**6 and allowed[-1] == account.ENDLESS
+
+
 def test_the_papers_closed_form_is_not_safe() -> None:
     q = 48 / 392
     z = account.paper_noise(8, 1e-5, q, 100, c=2)

@@ -25,6 +25,7 @@ SAMPLING = "Poisson"
 WEAK = 150.0  # an epsilon so large that nobody needs it to the digit
 LITTLE = 0.05  # noise below which one step costs more than WEAK; sampling, which can only help, is left out there
 MANY = 1_000_000  # steps beyond which a loss distribution takes minutes, and RDP alone is asked
+ENDLESS = 1 << 62  # as many steps as anybody could ask for
 FINEST = 1e-5  # grid of a loss distribution
 ORDERS = 1 + np.geomspace(0.03, 2000, 120)
 
@@ -171,13 +172,13 @@ def _least(cost: Callable[[float], float], target: float, low: float, high: floa
 def allowed_steps(z: float, rate: float, target: float, delta: float, accountant: str = "") -> int:
     """The most steps that stay within the target; found once, so that a run only compares integers."""
     if math.isinf(target):
-        return 1 << 62
+        return ENDLESS
     if z == 0:
         return 0
     # Per order, epsilon is linear in the steps: RDP's answer needs no search, and PLD's is not far above it.
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         each = (target - _offsets(delta)) / _renyi(z, rate)
-    low = max(0, int(np.nanmax(each)))
+    low = int(min(max(0.0, np.nanmax(each)), ENDLESS))
     if (accountant or best()) == "RDP" or low >= MANY:
         return low
     high = max(1, low)
