@@ -101,6 +101,38 @@ def test_calibration_by_the_loss_distribution_gives_known_values() -> None:
         assert account.epsilon({(z, q): allowed + 1}, delta, "PLD") > target
 
 
+@pytest.mark.parametrize(
+    ("z", "q", "steps", "tight"),
+    [
+        (3.491, 0.001, 10_000, 0.0895),
+        (20.0, 0.01, 10_000, 0.1603),
+        (50.0, 0.1, 1000, 0.207),
+        (5.0, 0.01, 10_000, 0.7362),
+    ],
+)
+def test_the_grid_is_fine_enough_for_a_small_epsilon(z: float, q: float, steps: int, tight: float) -> None:
+    """`tight` is dp-accounting's on a grid of 3e-5."""
+    got = account.epsilon({(z, q): steps}, 1e-5, "PLD")
+    assert got == pytest.approx(tight, rel=0.01)
+    assert got <= account.epsilon({(z, q): steps}, 1e-5, "RDP")
+
+
+@pytest.mark.parametrize(
+    ("target", "q", "steps"),
+    [(0.1, 0.001, 10_000), (0.01, 0.001, 10_000), (0.02, 1.0, 10_000), (1.0, 0.01, 3_000_000)],
+)
+def test_what_the_divergences_certify_is_never_refused(target: float, q: float, steps: int) -> None:
+    z, enough = (account.noise_multiplier(target, 1e-5, q, steps, by) for by in ("PLD", "RDP"))
+    assert z <= enough and account.epsilon({(z, q): steps}, 1e-5, "PLD") <= target
+    assert account.allowed_steps(z, q, target, 1e-5, "PLD") >= steps
+
+
+@pytest.mark.parametrize("accountant", account.ACCOUNTANTS)
+def test_huge_noise_allows_steps_without_end(accountant: str) -> None:
+    allowed = [account.allowed_steps(z, 1e-3, 8.0, 1e-5, accountant) for z in (1e3, 1e5, 1e7, 1e9, 1e12)]
+    assert allowed == sorted(allowed) and allowed[0] > 10**6 and allowed[-1] == account.ENDLESS
+
+
 def test_the_papers_closed_form_is_not_safe() -> None:
     q = 48 / 392
     z = account.paper_noise(8, 1e-5, q, 100, c=2)

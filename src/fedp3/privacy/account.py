@@ -3,7 +3,8 @@
 A step is (z, q).  With neighbours that differ by one record (add/remove), its Rényi divergence of order α is
     log E_{x ~ N(0, z²)} [(1 - q + q e^{(2x - 1) / 2z²})^α] / (α - 1),
 orders add up over steps, and epsilon(δ) = min_α R_α + log((α - 1) / α) - log(δ α) / (α - 1)  (RDP).  The whole privacy
-loss distribution, composed by dp-accounting where it is installed, is tighter by a tenth and as safe (PLD).
+loss distribution, composed by dp-accounting where it is installed, is tighter by a tenth and as safe (PLD); both bound
+epsilon from above, so the smaller one holds.
 """
 
 import importlib.util
@@ -23,6 +24,9 @@ ADJACENCY = "add/remove one record"
 SAMPLING = "Poisson"
 WEAK = 150.0  # an epsilon so large that nobody needs it to the digit
 LITTLE = 0.05  # noise below which one step costs more than WEAK; sampling, which can only help, is left out there
+MANY = 1_000_000  # steps beyond which a loss distribution takes minutes, and RDP alone is asked
+ENDLESS = 1 << 62  # as many steps as anybody could ask for
+FINEST = 1e-5  # grid of a loss distribution
 ORDERS = 1 + np.geomspace(0.03, 2000, 120)
 
 
@@ -48,7 +52,7 @@ def describe(accountant: str) -> str:
         return f"{accountant} (fedp3)"
     from importlib.metadata import version
 
-    return f"{accountant} (dp-accounting {version('dp-accounting')})"
+    return f"{accountant} (dp-accounting {version('dp-accounting')}; RDP where that is less)"
 
 
 def _check(delta: float, spent: tuple[tuple[float, float, int], ...] = ()) -> None:
@@ -103,17 +107,29 @@ def _loss_distribution(z: float, q: float, interval: float) -> Any:
 
 @lru_cache(maxsize=4096)
 def pld(spent: tuple[tuple[float, float, int], ...], delta: float) -> float:
-    """Epsilon by the composed privacy loss distribution: a certified upper bound, tight to the grid."""
-    bound = rdp(spent, delta)
-    if bound > WEAK:  # so little noise that the grid would not fit into memory, and the number says enough
+    """Epsilon by the composed privacy loss distribution: a certified upper bound; RDP's if smaller."""
+    bound, steps = rdp(spent, delta), sum(k for _, _, k in spent)
+    # with so little noise the grid would not fit into memory, and the number says enough
+    if not bound or bound > WEAK or steps > MANY:
         return bound
-    # The grid's error, always upwards, is about steps * interval² / 8: finer for many steps, coarser for large epsilon.
-    interval = (1e-3 if sum(k for _, _, k in spent) <= 10_000 else 1e-4) * (10 if bound > 20 else 1)
+    interval = _interval(bound, steps)
     parts = [_loss_distribution(z, q, interval).self_compose(k) for z, q, k in spent]
     whole = parts[0]
     for part in parts[1:]:
         whole = whole.compose(part)
-    return float(whole.get_epsilon_for_delta(delta))
+    return min(bound, float(whole.get_epsilon_for_delta(delta)))
+
+
+def _interval(bound: float, steps: int) -> float:
+    """A grid for an epsilon of about this size; its error is always upwards.
+
+    It shifts the sum of all losses by about steps * interval² / 8 and widens it by sqrt(steps) * interval / 2, where
+    losses vary by about a fifth of epsilon: that must be much more.
+    """
+    usual = (1e-3 if steps <= 10_000 else 1e-4) * (10 if bound > 20 else 1)
+    wanted = bound / (20 * math.sqrt(steps))
+    halvings = math.ceil(math.log2(usual / wanted)) if wanted < usual else 0  # few different ones, which are kept
+    return max(usual / 2.0**halvings, FINEST)
 
 
 ACCOUNTANTS: Mapping[str, Callable[[tuple[tuple[float, float, int], ...], float], float]] = {"PLD": pld, "RDP": rdp}
@@ -156,14 +172,14 @@ def _least(cost: Callable[[float], float], target: float, low: float, high: floa
 def allowed_steps(z: float, rate: float, target: float, delta: float, accountant: str = "") -> int:
     """The most steps that stay within the target; found once, so that a run only compares integers."""
     if math.isinf(target):
-        return 1 << 62
+        return ENDLESS
     if z == 0:
         return 0
     # Per order, epsilon is linear in the steps: RDP's answer needs no search, and PLD's is not far above it.
-    with np.errstate(invalid="ignore"):
+    with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         each = (target - _offsets(delta)) / _renyi(z, rate)
-    low = max(0, int(np.nanmax(each)))
-    if (accountant or best()) == "RDP":
+    low = int(min(max(0.0, np.nanmax(each)), ENDLESS))
+    if (accountant or best()) == "RDP" or low >= MANY:
         return low
     high = max(1, low)
     while epsilon({(z, rate): high}, delta, "PLD") <= target:

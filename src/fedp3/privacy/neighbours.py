@@ -1,6 +1,8 @@
 """Neighbouring data for an audit: made-up records with and without one canary of huge gradient.
 
-Where the canary is not, a record that counts as none holds its place, so sizes and denominators are equal.
+Where the canary is not, a record that counts as none holds its place, so sizes and denominators are equal.  Settings
+that only process a noised gradient further (learning rate and its schedule, momentum, decay, compression) are set to
+what leaves it readable: whatever they do to an upload can be done to what is attacked here.
 """
 
 import copy
@@ -18,7 +20,7 @@ from fedp3.plan import PlanRules, client_plans
 from fedp3.prune import dispatch
 from fedp3.recipe import Recipe, Shard
 from fedp3.rng import Use, layers_draw_from, stream
-from fedp3.types import ClientPlan, Local, Masks, Params, Private, Pruning, Task, Upload
+from fedp3.types import AS_IS, ClientPlan, Local, Masks, Params, Private, Pruning, Task, Upload
 
 RECORDS, INPUTS, CLASSES = 24, 20, 4
 
@@ -40,12 +42,19 @@ class Bench:
         self.serial[0] += 1
         x = self.with_canary if canary else self.without
         data = replace(self.recipe.data, x=x)
-        local = replace(self.recipe.local, steps=steps, epochs=0, momentum=0.0, weight_decay=0.0)
-        recipe = replace(self.recipe, data=data, local=local, private=private, chain=())
+        # A single step as large as weights are: under a small rate their 32 bits would swallow what it did.
+        lr = private.rate * len(x) / private.clip if steps == 1 else 1.0
+        plain = replace(self.recipe.local, lr=lr, schedule="constant", momentum=0.0, weight_decay=0.0)
+        local = replace(plain, steps=steps, epochs=0)
+        recipe = replace(self.recipe, data=data, local=local, private=private, chain=(), compression=AS_IS)
         task = Task(self.serial[0], self.plan, self.weights, self.masks)
         u = local_update(recipe, Shard(torch.arange(len(x)), torch.arange(1)), task, None)[0].tensors
         scale = private.rate * len(x) / local.lr
         return {n: (self.weights[n] - u[n]) * scale for n in u}
+
+    def without_q(self) -> "Bench":
+        """The same client without local pruning, so that every coordinate that trains does so in every step."""
+        return replace(self, recipe=replace(self.recipe, pruning=replace(self.recipe.pruning, local="fixed")))
 
 
 def flat(tensors: Params) -> Tensor:

@@ -4,7 +4,8 @@ Refused: trained layers without noise (E1, in the config), statistics of a batch
 draw otherwise than the accountant thinks (E3), a delta that allows to publish a record outright (E4).
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -21,6 +22,8 @@ from fedp3.server import Problem, rehearse
 from fedp3.types import ClientPlan, Local, Private
 
 WEAK = 10.0  # epsilon above which a guarantee says little
+DRAWS = 32  # under which a net that draws is tried out
+DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 UNACCOUNTED = (
     "the number of training records of each client, which also divides its gradients",
     "scores on each client's own test records (G, D, P); this run's training records are not in them",
@@ -86,19 +89,42 @@ def _extras(recipe: Recipe) -> list[str]:
 
 
 def _mixes(recipe: Recipe) -> str:
-    """Why single records have no gradient of their own in this net; empty if they have."""
-    x = _made_up(recipe, 3)
-    other = torch.cat([x[:2], -x[2:]])
-    recipe.net.train()
+    """Why single records have no gradient of their own in this net; empty if they have.
 
-    def first_two(records: Tensor) -> Tensor:
-        with torch.no_grad(), layers_draw_from(stream(recipe.seed, Use.LAYER, 0)):
-            logits: Tensor = recipe.net(records)
-        return logits[:2]
+    Each record in turn becomes another one, which must not move the others; a net that draws is tried under many draws.
+    """
+    net, x = recipe.net.train(), _made_up(recipe, 3)
 
-    if not torch.allclose(first_two(x), first_two(other), rtol=1e-4, atol=1e-5):
-        return "what the net says of one record depends on the others in its batch; no clip can bound a record's part"
+    def answer(records: Tensor, draw: int) -> Tensor:
+        with torch.no_grad(), layers_draw_from(stream(recipe.seed, Use.LAYER, draw)):
+            logits: Tensor = net(records)
+        return logits
+
+    for draw in range(DRAWS if _draws(net, x) else 1):
+        before = answer(x, draw)
+        if not draw and not _close(answer(x, draw), before):
+            return "the net draws from elsewhere than torch's generator, so what it does to a record cannot be checked"
+        for j in range(len(x)):
+            other, rest = x.clone(), torch.arange(len(x)) != j
+            other[j] *= -3  # neither its sign nor its size
+            if not _close(answer(other, draw)[rest], before[rest]):
+                return (
+                    "what the net says of one record depends on the others in its batch; "
+                    "no clip can bound a record's part"
+                )
     return ""
+
+
+def _close(a: Tensor, b: Tensor) -> bool:
+    return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def _draws(net: nn.Module, x: Tensor) -> bool:
+    """Whether the net, as it is set up, takes anything from torch's generator."""
+    with torch.no_grad(), layers_draw_from(stream(0, Use.LAYER)):
+        before = torch.random.get_rng_state()
+        net(x)
+        return not torch.equal(before, torch.random.get_rng_state())
 
 
 def _made_up(recipe: Recipe, records: int) -> Tensor:
@@ -107,15 +133,21 @@ def _made_up(recipe: Recipe, records: int) -> Tensor:
 
 
 def uses_ghost(recipe: Recipe) -> bool:
-    """Whether ghost clipping knows every way this net uses its tensors; asked with made-up records."""
-    x, W = _made_up(recipe, 3), dict(recipe.net.named_parameters())
+    """Whether ghost clipping knows every way this net uses its tensors in training; asked with made-up records.
+
+    Ghost clipping shows the net whole batches, `torch.func` single records.  So a net that draws must not take it,
+    since a draw could mix records once in a while, unless all that draws are the Dropout layers of torch.
+    """
+    net, x, W = recipe.net, _made_up(recipe, 3), dict(recipe.net.named_parameters())
     y = torch.zeros(len(x), dtype=torch.int64, device=recipe.device)
     asked = {n: p.requires_grad for n, p in W.items()}
-    recipe.net.eval().requires_grad_(True)
+    net.train().requires_grad_(True)
     try:
-        if ghost_agrees(recipe.net, x, y, W):
-            return True
-        func_pieces(recipe.net, x, y, W, {})
+        with layers_draw_from(stream(recipe.seed, Use.LAYER)):
+            with _without_dropout(net):
+                if not _draws(net, x) and ghost_agrees(net, x, y, W):
+                    return True
+            func_pieces(net, x, y, W, {})
     except Exception as error:  # torch.func raises many kinds
         raise InputError(
             f"LDP refused: this net has no per-example gradients that torch.func can make: {error}"
@@ -124,6 +156,19 @@ def uses_ghost(recipe: Recipe) -> bool:
         for n, p in W.items():
             p.requires_grad_(asked[n])
     return False
+
+
+@contextmanager
+def _without_dropout(net: nn.Module) -> Iterator[None]:
+    """Inside, the Dropout layers of a net in training are idle; those of torch are known to draw for each record."""
+    layers = [m for m in net.modules() if type(m) in DROPOUTS]
+    for m in layers:
+        m.eval()
+    try:
+        yield
+    finally:
+        for m in layers:
+            m.train()
 
 
 # --------------------------------------------------------------------------- the budget
