@@ -94,8 +94,9 @@ def sigma(
     if json:
         show.as_json(found)
         return
+    key = f"noise_multiplier={z:g}" if z else "epsilon=inf"  # there 0 asks for the least noise of an epsilon
     show.tell(f"noise multiplier {z:.4g} for epsilon {epsilon:g} at delta {delta:g} ({found['adjacency']}, "
-              f"{found['sampling']} sampling); in a run: privacy.noise_multiplier={z:g}")  # fmt: skip
+              f"{found['sampling']} sampling); in a run: privacy.{key}")  # fmt: skip
     for form in forms:
         spent = "an unbounded epsilon" if form["epsilon"] is None else f"epsilon {form['epsilon']:.4g}"
         closed = f"the paper's closed form with c = {form['c']:g}: {form['noise_multiplier']:.4g}"
