@@ -155,7 +155,7 @@ def test_a_client_whose_process_is_killed_fails_alone():
 
 def test_under_ldp_no_client_draws_noise_a_second_time_because_a_process_died():
     e = breaking("dies")
-    private = replace(e.recipe, private=Private(randomness="os"))
+    private = replace(e.recipe, private=Private(rate=1.0, randomness="os", ghost=True))  # every record in every step
     engine = pool(private, e.shards, 2)
     try:
         _, record = run_round(e.problem, e.start, engine.execute)
