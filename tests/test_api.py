@@ -372,3 +372,5 @@ def test_a_config_of_ones_own_net_runs_nothing_else(data, tmp_path):
         assemble(config.load(tmp_path / "r" / "config.toml"))
     page = result.report(tmp_path / "page.html").read_text()
     assert "own data, iid" in page and "own net, " in page and "Run it again" not in page
+    (tmp_path / "r" / "result.json").unlink()
+    assert "Go on with it" not in result.report(tmp_path / "page.html").read_text(), "`fedp3 resume` would refuse"

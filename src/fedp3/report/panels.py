@@ -291,7 +291,8 @@ def _commands(run: Run) -> tuple[tuple[str, str], ...]:
     again = ["fedp3", "run", str(seed.folder / "config.toml"), "--out", f"{folder}-again"]
     again += ["--seeds", str(len(run.seeds))] if len(run.seeds) > 1 else []
     commands = [("Go on with it", shlex.join(["fedp3", "resume", str(s.folder)])) for s in run.seeds if not s.result]
-    if seed.config["model"]["name"] != OWN:  # else only its owner's program can
-        commands.append(("Run it again", shlex.join(again)))
+    commands.append(("Run it again", shlex.join(again)))
+    if seed.config["model"]["name"] == OWN:
+        commands = []  # its owner's program can do both, the command line neither
     typed = str(seed.about["command"])
     return tuple(commands) + ((("As it was typed", typed),) if " " in typed else ())
