@@ -1,1 +1,1 @@
-"""Speed as ratios measured in one run, interleaved with a bare PyTorch loop that does the same work."""
+"""Speed as ratios to a plain PyTorch loop that does the same work, measured in turn with it."""

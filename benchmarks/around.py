@@ -1,49 +1,56 @@
-"""What a round costs besides training: the time of whole rounds, recorded and checkpointed, not spent in clients."""
+"""Overhead of a round: the time of recorded and checkpointed rounds that clients do not train."""
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from fedp3 import driver
-from fedp3.engines import inprocess
-from fedp3.experiment import Experiment
-from fedp3.server import RoundRecord
-from fedp3.types import Reply, Task
+from fedp3.core.types import Reply, Task
+from fedp3.engines import in_process
+from fedp3.engines.base import Answer, Engine, States
+from fedp3.experiment.assemble import Experiment
+from fedp3.runs import session
+from fedp3.server.context import RoundRecord
 
 
-def share(e: Experiment, rounds: int) -> float:
-    """The share of the time of `rounds` rounds that is sampling, pruning, gate, aggregation, events, checkpoints."""
-    training, ends = [0.0], []
+def overhead(e: Experiment, rounds: int) -> float:
+    """The share of a round that is sampling, pruning, gate, aggregation, events and checkpoints.
 
-    def timed(work: Callable[..., object]) -> Callable[..., object]:
-        def call(*args: object) -> object:
-            began = time.perf_counter()
-            try:
-                return work(*args)
-            finally:
-                training[0] += time.perf_counter() - began
+    Args:
+        e: the run.
+        rounds: the number of measured rounds; one more comes first, to warm up.
+    """
+    training, ends = 0.0, []
+    attempt_all = in_process.attempt_all
 
-        return call
-
-    def ended(done: RoundRecord) -> None:
-        ends.append((time.perf_counter(), training[0]))
-
-    e = replace(e, problem=replace(e.problem, rounds=rounds + 1))
-    engine = inprocess.sequential(e.recipe, e.shards)
-    plain = inprocess.attempt_all
-
-    def execute(tasks: Sequence[Task]) -> Iterator[Reply]:
-        return engine.execute(tasks) if tasks[0].kind == "train" else iter(())  # evaluation is not part of this
-
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place) / "run"
-        driver.begin(e, folder)
-        inprocess.attempt_all = timed(plain)  # type: ignore[assignment]
+    def timed(*arguments: object) -> list[Answer]:
+        nonlocal training
+        began = time.perf_counter()
         try:
-            driver.drive(e, replace(engine, execute=execute), folder, ended)
+            return list(attempt_all(*arguments))  # type: ignore[arg-type]
         finally:
-            inprocess.attempt_all = plain
-    (began, before), (end, after) = ends[0], ends[-1]  # the first round warms up
-    return 1 - (after - before) / (end - began)
+            training += time.perf_counter() - began
+
+    def make_engine(e: Experiment, states: States | None) -> Engine:
+        engine = in_process.sequential(e.client, e.shards, states)
+
+        def execute(tasks: Sequence[Task]) -> Iterator[Reply]:
+            # Evaluation is not part of the measurement.
+            return engine.execute(tasks) if tasks[0].kind == "train" else iter(())
+
+        return replace(engine, execute=execute)
+
+    def on_round(record: RoundRecord) -> None:
+        ends.append((time.perf_counter(), training))
+
+    run = replace(e.server.run, rounds=rounds + 1)
+    e = replace(e, server=replace(e.server, run=run))
+    with tempfile.TemporaryDirectory() as folder:
+        in_process.attempt_all = timed
+        try:
+            session.train(e, Path(folder) / "run", make_engine, watch=session.watch_with(on_round))
+        finally:
+            in_process.attempt_all = attempt_all
+    (began, trained_before), (end, trained) = ends[0], ends[-1]
+    return 1 - (trained - trained_before) / (end - began)

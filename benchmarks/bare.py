@@ -1,4 +1,4 @@
-"""The yardstick: the same SGD steps and a plain mean, as one would write them in PyTorch without a framework."""
+"""The reference: the same SGD steps and a plain mean, as one writes them without a framework."""
 
 import copy
 import multiprocessing
@@ -10,43 +10,48 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedp3.experiment import Experiment
-from fedp3.recipe import batches
-from fedp3.rng import Use, stream
-from fedp3.server import sample
-from fedp3.types import Local
+from benchmarks import fleets
+from fedp3.client.batching import LocalSettings, batches
+from fedp3.core.randomness import Stream, stream
+from fedp3.experiment.assemble import Experiment
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Work:
-    """What a bare loop needs to know."""
+    """Everything that a bare loop needs."""
 
     net: nn.Module
     x: Tensor
     y: Tensor
-    train: Mapping[int, Tensor]  # client -> its samples
-    local: Local
+    train: Mapping[int, Tensor]  # client -> indices of its training samples
+    local: LocalSettings
 
 
 def work_of(e: Experiment) -> Work:
-    train = {i: s.train for i, s in e.shards.items()}
-    net = copy.deepcopy(e.recipe.net).to(memory_format=torch.contiguous_format)  # as one gets it from PyTorch
-    return Work(net, e.recipe.data.x, e.recipe.data.y, train, e.recipe.local)
+    """The work of an experiment."""
+    net = copy.deepcopy(e.client.net)
+    return Work(
+        net=net.to(memory_format=torch.contiguous_format),  # as PyTorch makes it
+        x=e.client.data.x,
+        y=e.client.data.y,
+        train={i: shard.train for i, shard in e.shards.items()},
+        local=e.client.local,
+    )
 
 
 def sum_of(work: Work, W: Mapping[str, Tensor], clients: Sequence[int]) -> dict[str, Tensor]:
-    """Train these clients one after another from W; the sum of where they end."""
+    """Train these clients one after another from W; returns the sum of their final weights."""
     total: dict[str, Tensor] = {}
     for i in clients:
         work.net.load_state_dict(W)
         work.net.train()
-        optimiser = torch.optim.SGD(work.net.parameters(), lr=work.local.lr)
-        for rows in batches(len(work.train[i]), work.local, stream(0, Use.BATCHES, 0, i)):
-            at = work.train[i][rows]
-            optimiser.zero_grad()
-            F.cross_entropy(work.net(work.x[at]), work.y[at]).backward()
+        optimizer = torch.optim.SGD(work.net.parameters(), lr=work.local.lr)
+        for rows in batches(len(work.train[i]), work.local, stream(0, Stream.BATCHES, 0, i)):
+            indices = work.train[i][rows]
+            optimizer.zero_grad()
+            F.cross_entropy(work.net(work.x[indices]), work.y[indices]).backward()
             nn.utils.clip_grad_norm_(work.net.parameters(), work.local.clip_norm)
-            optimiser.step()
+            optimizer.step()
         for n, w in work.net.state_dict().items():
             total[n] = total[n].add_(w) if n in total else w.clone()
     return total
@@ -54,7 +59,7 @@ def sum_of(work: Work, W: Mapping[str, Tensor], clients: Sequence[int]) -> dict[
 
 def one_process(e: Experiment, threads: int) -> Callable[[], None]:
     """A round in this process."""
-    work, clients = work_of(e), sample(e.problem, 0)
+    work, clients = work_of(e), fleets.participants(e)
 
     def bare() -> None:
         torch.set_num_threads(threads)
@@ -65,27 +70,30 @@ def one_process(e: Experiment, threads: int) -> Callable[[], None]:
     return bare
 
 
-_mine: dict[str, Work] = {}
+_in_worker: dict[str, Work] = {}  # what a worker process holds
 
 
-def _hold(work: Work) -> None:
+def _start_worker(work: Work) -> None:
     torch.set_num_threads(1)
-    _mine["work"] = Work(copy.deepcopy(work.net), work.x, work.y, work.train, work.local)
+    _in_worker["work"] = Work(
+        net=copy.deepcopy(work.net), x=work.x, y=work.y, train=work.train, local=work.local
+    )
 
 
-def _sum(W: Mapping[str, Tensor], clients: Sequence[int]) -> dict[str, Tensor]:
-    return sum_of(_mine["work"], W, clients)
+def _sum_in_worker(W: Mapping[str, Tensor], clients: Sequence[int]) -> dict[str, Tensor]:
+    return sum_of(_in_worker["work"], W, clients)
 
 
 def processes(e: Experiment, n: int = 2) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A round over processes of one thread each, data shared, and how to end them."""
-    work, clients = work_of(e), sample(e.problem, 0)
-    for w in (work.x, work.y):
-        w.share_memory_()
-    executor = ProcessPoolExecutor(n, multiprocessing.get_context("spawn"), _hold, (work,))
+    """A round over processes of one thread each with shared data, and a function that ends them."""
+    work, clients = work_of(e), fleets.participants(e)
+    for tensor in (work.x, work.y):
+        tensor.share_memory_()
+    context = multiprocessing.get_context("spawn")
+    executor = ProcessPoolExecutor(n, context, _start_worker, (work,))
 
     def bare() -> None:
-        parts = [executor.submit(_sum, e.start.W, clients[k::n]) for k in range(n)]
+        parts = [executor.submit(_sum_in_worker, e.start.W, clients[k::n]) for k in range(n)]
         sums = [part.result() for part in parts]
         _ = {name: sum(s[name] for s in sums) / len(clients) for name in sums[0]}
 

@@ -1,6 +1,7 @@
-"""Peers on the same work, where they are installed: pfl-research (`pip install pfl`) and Flower's simulation.
+"""Other libraries on the same work, if they are installed: pfl-research and Flower's simulation.
 
-The same net, samples, batches a step and steps a client; evaluation is left out.
+`pip install pfl` installs the first.  Network, samples, batch size and number of local steps are
+the same; evaluation is left out.
 """
 
 import importlib.util
@@ -15,24 +16,24 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks import bare, fleets
-from fedp3.engines.inprocess import sequential
-from fedp3.experiment import Experiment
-from fedp3.server import run, sample
+from fedp3.engines.in_process import sequential
+from fedp3.experiment.assemble import Experiment
+from fedp3.server.rounds import run
 
 ROUNDS = 5  # of one measurement
 
 
 def ours(e: Experiment) -> float:
     """CPU seconds of ROUNDS rounds."""
-    engine = sequential(e.recipe, e.shards)
+    engine = sequential(e.client, e.shards)
     began = time.process_time()
-    for _ in zip(run(e.problem, e.start, engine.execute), range(ROUNDS), strict=False):
+    for _ in zip(run(e.server, e.start, engine.execute), range(ROUNDS), strict=False):
         pass
     return time.process_time() - began
 
 
 class Scored(nn.Module):
-    """The net as pfl wants it: with its own loss."""
+    """The network with its loss, as pfl expects it."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -58,39 +59,50 @@ def pfl(e: Experiment) -> float:
     from pfl.model.pytorch import PyTorchModel
 
     work = bare.work_of(e)
-    clients, local = sample(e.problem, 0), work.local
+    clients, local = fleets.participants(e), work.local
     turn = iter(clients * (ROUNDS + 2))
-    data = FederatedDataset(lambda i: Dataset([work.x[work.train[i]], work.y[work.train[i]]]), lambda: next(turn))
+    data = FederatedDataset(
+        lambda i: Dataset(name=[work.x[work.train[i]], work.y[work.train[i]]]), lambda: next(turn)
+    )
     net = Scored(work.net)
     model = PyTorchModel(net, torch.optim.SGD, torch.optim.SGD(net.parameters(), lr=1.0))
-    train = NNTrainHyperParams(local.batch, None, local.lr, local.clip_norm, local_num_steps=local.steps)
+    train = NNTrainHyperParams(
+        local.batch, None, local.lr, local.clip_norm, local_num_steps=local.steps
+    )
     rounds = NNAlgorithmParams(ROUNDS + 1, 10**9, len(clients), 0)
     ends: list[float] = []
 
     class Clock(TrainingProcessCallback):  # type: ignore[misc]
         def after_central_iteration(self, *args: Any, **kwargs: Any) -> tuple[bool, Any]:
-            ends.append(time.process_time())  # the first iteration also evaluates, and is left out
+            ends.append(time.process_time())  # the first one also evaluates; it is not measured
             return False, Metrics()
 
     backend = SimulatedBackend(data, data)
-    FederatedAveraging().run(rounds, backend, model, train, callbacks=[Clock()], send_metrics_to_platform=False)
+    FederatedAveraging().run(
+        rounds, backend, model, train, callbacks=[Clock()], send_metrics_to_platform=False
+    )
     return ends[-1] - ends[0]
 
 
 def flower() -> str:
-    """Flower's simulation with its own FedAvg, in a process of its own."""
+    """Flower's simulation with its FedAvg, in a new process."""
     command = [sys.executable, "-W", "ignore", "-m", "benchmarks.flower_peer"]
-    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
-    theirs, mine = map(float, printed.split())
-    return f"{theirs / mine:.1f} times our wall time a round, two processes each"
+    printed = subprocess.run(
+        command, capture_output=True, text=True, check=True
+    ).stdout.splitlines()[-1]
+    theirs, ours_seconds = map(float, printed.split())
+    return f"{theirs / ours_seconds:.1f} times our wall time per round, two processes each"
 
 
-def against(peer: Callable[[Experiment], float], make: Callable[..., Experiment], pairs: int) -> str:
-    """The median of peer / ours; fewer pairs, since a peer takes its time."""
-    e = make(*fleets.WHOLE)
+def against(
+    peer: Callable[[Experiment], float], make: Callable[..., Experiment], pairs: int
+) -> str:
+    """The median of peer / ours, over fewer pairs, since peers are slow."""
+    e = make(*fleets.DENSE)
     ours(e)
     ratios = sorted(peer(e) / ours(e) for _ in range(max(3, pairs // 5)))
-    return f"{ratios[len(ratios) // 2]:.2f} [{ratios[0]:.2f}-{ratios[-1]:.2f}] times our CPU time a round"
+    median = ratios[len(ratios) // 2]
+    return f"{median:.2f} [{ratios[0]:.2f}-{ratios[-1]:.2f}] times our CPU time per round"
 
 
 ROWS: Mapping[str, Callable[[int], str]] = {
@@ -101,5 +113,9 @@ ROWS: Mapping[str, Callable[[int], str]] = {
 
 
 def rows() -> Mapping[str, Callable[[int], str]]:
-    """Those of the peers that are here."""
-    return {name: row for name, row in ROWS.items() if importlib.util.find_spec(name.split()[1]) is not None}
+    """The rows of the libraries that are installed."""
+    return {
+        name: row
+        for name, row in ROWS.items()
+        if importlib.util.find_spec(name.split()[1]) is not None
+    }

@@ -1,6 +1,7 @@
-"""A private step against the plain step and against Opacus' ghost clipping: same net, batch, clip and noise.
+"""A private step against the plain step, and against Opacus' ghost clipping.
 
-Each as it comes: ours and the plain step on the net as a run lays it out, Opacus on the net as PyTorch makes it.
+Network, batch, clip and noise are the same.  Ours and the plain step use the memory layout of a
+run, Opacus that in which PyTorch makes the network.
 """
 
 import copy
@@ -12,14 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.ratio import Work, compare, shown
-from fedp3.models import Spec, build, channels_last
+from fedp3.client.batching import LocalSettings
+from fedp3.models.zoo import ModelSettings, ModelSpec, build, channels_last
 from fedp3.privacy.mechanism import private_gradient
-from fedp3.types import Local, Private
+from fedp3.privacy.settings import Mechanism
 
 BATCH, LR = 48, 1e-3
 
 
 def plain_step(net: nn.Module, x: Tensor, y: Tensor) -> Work:
+    """One SGD step without privacy."""
     W = [w for w in net.parameters() if w.requires_grad]
 
     def step() -> None:
@@ -31,8 +34,16 @@ def plain_step(net: nn.Module, x: Tensor, y: Tensor) -> Work:
 
 
 def private_step(net: nn.Module, x: Tensor, y: Tensor) -> Work:
+    """One private step of ours."""
     W = {n: w for n, w in net.named_parameters() if w.requires_grad}
-    gradient = private_gradient(Private(1.0, 1.0, 0.1), Local(batch=BATCH), 10 * BATCH, 0, 0, 0)
+    gradient = private_gradient(
+        Mechanism(clip=1.0, noise_multiplier=1.0, sample_rate=0.1),
+        LocalSettings(batch=BATCH),
+        10 * BATCH,
+        0,
+        0,
+        0,
+    )
 
     def step() -> None:
         grads = gradient(net, x, y, W, {})[1]
@@ -43,41 +54,54 @@ def private_step(net: nn.Module, x: Tensor, y: Tensor) -> Work:
 
 
 def opacus_step(net: nn.Module, x: Tensor, y: Tensor) -> Work:
+    """One private step of Opacus with ghost clipping."""
     from opacus.grad_sample import GradSampleModuleFastGradientClipping
     from opacus.optimizers import DPOptimizerFastGradientClipping
     from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
 
     wrapped = GradSampleModuleFastGradientClipping(net, max_grad_norm=1.0, use_ghost_clipping=True)
     sgd = torch.optim.SGD([w for w in net.parameters() if w.requires_grad], lr=LR)
-    optimiser = DPOptimizerFastGradientClipping(sgd, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=BATCH)
-    criterion = DPLossFastGradientClipping(wrapped, optimiser, nn.CrossEntropyLoss())
+    optimizer = DPOptimizerFastGradientClipping(
+        sgd, noise_multiplier=1.0, max_grad_norm=1.0, expected_batch_size=BATCH
+    )
+    criterion = DPLossFastGradientClipping(wrapped, optimizer, nn.CrossEntropyLoss())
 
     def step() -> None:
         with warnings.catch_warnings(action="ignore"):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             criterion(wrapped(x), y).backward()
-            optimiser.step()
+            optimizer.step()
 
     return step
 
 
 def pair(
-    model: str, layers: tuple[str, ...], yardstick: Callable[[nn.Module, Tensor, Tensor], Work]
+    model: str, layers: tuple[str, ...], reference: Callable[[nn.Module, Tensor, Tensor], Work]
 ) -> tuple[Work, Work]:
-    """Ours and the yardstick on copies of one net in which only these layers train; none named: all."""
+    """Ours and a reference on copies of one network.
+
+    Args:
+        model: "mlp" or "cnn".
+        layers: the layers that train; empty means all.
+        reference: makes the step that ours is compared with.
+    """
     shape = {"mlp": (1, 28, 28), "cnn": (3, 32, 32)}[model]
-    net = build(model, Spec(shape, 10), 0)
+    net = build(ModelSpec(shape, 10, ModelSettings(name=model)), 0)
     for n, w in net.named_parameters():
         w.requires_grad_(not layers or n.partition(".")[0] in layers)
     rng = torch.Generator().manual_seed(0)
     x, y = torch.randn(BATCH, *shape, generator=rng), torch.randint(10, (BATCH,), generator=rng)
-    theirs = copy.deepcopy(net) if yardstick is opacus_step else channels_last(copy.deepcopy(net))
-    return private_step(channels_last(net), x, y), yardstick(theirs, x, y)
+    theirs = copy.deepcopy(net) if reference is opacus_step else channels_last(copy.deepcopy(net))
+    return private_step(channels_last(net), x, y), reference(theirs, x, y)
 
 
 def line(model: str, *layers: str) -> Callable[[int], str]:
+    """A row of the table: our private step against both references."""
+
     def measured(pairs: int) -> str:
-        plain, theirs = (compare(*pair(model, layers, step), pairs) for step in (plain_step, opacus_step))
+        plain, theirs = (
+            compare(*pair(model, layers, step), pairs) for step in (plain_step, opacus_step)
+        )
         return f"{shown(plain)} of the plain step, {shown(theirs)} of Opacus' ghost clipping"
 
     return measured

@@ -1,8 +1,10 @@
-"""Algorithms 1-3 once more, written from the paper with plain loops: slow, obvious, and never to be optimised.
+"""Reference implementations of Algorithms 1-3, written from the paper with plain loops.
 
-The package is held equal to these twins.  They share its nouns (`fedp3.types`), its addressed generators and the net
-itself, and none of its helpers: the wiring of a net is spelled out by hand as a chain of `Link`s, masks are bool
-tensors filled coordinate by coordinate, sums run over Python floats, and shares of a whole are exact fractions.
+They are slow and obvious, and never to be optimised; tests compare the package with them.
+They share the package's types (`fedp3.core.types`), its random streams and the network itself, and
+none of its helpers: the wiring of a network is written by hand as a chain of `Link`s, masks are
+bool tensors filled coordinate by coordinate, sums run over Python floats, and shares are exact
+fractions.
 """
 
 import itertools
@@ -16,15 +18,17 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 
-from fedp3.rng import Use, stream
-from fedp3.types import ClientPlan, LayerPlan, Local, Pruning
+from fedp3.client.batching import LocalSettings
+from fedp3.core.randomness import Stream, stream
+from fedp3.core.types import ClientPlan, LayerPlan
+from fedp3.planning.prune_settings import PruneSettings
 
 Values = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class Link:
-    """One layer of a chain: its weight, and what else has one entry per output unit."""
+    """One layer of a chain: its weight, and the vectors with one entry per output unit."""
 
     layer: str
     weight: str
@@ -52,7 +56,7 @@ def ceil_share(keep: float, n: int) -> int:
 
 
 def top_k(w: Tensor, k: int) -> Tensor:
-    """The k largest magnitudes by sorting; among equals the first."""
+    """The k largest magnitudes by sorting; among equal values the first."""
     values = [abs(v) for v in w.flatten().tolist()]
     best = sorted(range(len(values)), key=lambda j: (-values[j], j))[:k]
     return torch.tensor([j in best for j in range(len(values))]).reshape(w.shape)
@@ -64,34 +68,39 @@ def drawn(w: Tensor, k: int, rng: torch.Generator) -> Tensor:
 
 
 def norms(w: Tensor, granule: int) -> list[float]:
-    """Of each block of rows."""
+    """The norm of each block of rows."""
     rows = [math.fsum(v * v for v in row.flatten().tolist()) for row in w]
     return [math.sqrt(math.fsum(rows[b : b + granule])) for b in range(0, len(rows), granule)]
 
 
 UNITS: Mapping[str, Callable[[list[float], int, int, torch.Generator], list[int]]] = {
     "neuron": lambda size, k, t, rng: torch.randperm(len(size), generator=rng).tolist()[:k],
-    "neuron_norm": lambda size, k, t, rng: sorted(range(len(size)), key=lambda u: (-size[u], u))[:k],
+    "neuron_norm": lambda size, k, t, rng: sorted(range(len(size)), key=lambda u: (-size[u], u))[
+        :k
+    ],
     "ordered": lambda size, k, t, rng: list(range(k)),
     "rolling": lambda size, k, t, rng: [(t + j) % len(size) for j in range(k)],
 }
 
 
 def hand(cards: list[int], j: int, m: int) -> list[int]:
-    """Player j's cards when m players share them out; with too few cards to go round, one at least."""
-    owner = [max(i for i in range(m) if Fraction(i * len(cards), m) < at + 1) for at in range(len(cards))]
-    mine = [card for card, i in zip(cards, owner, strict=True) if i == j]
-    return mine or [cards[math.floor(Fraction(j * len(cards), m))]]
+    """Player j's cards when all cards are dealt to m players; one card if there are too few."""
+    n = len(cards)
+    owners = [max(i for i in range(m) if Fraction(i * n, m) < place + 1) for place in range(n)]
+    dealt = [card for card, owner in zip(cards, owners, strict=True) if owner == j]
+    return dealt or [cards[math.floor(Fraction(j * n, m))]]
 
 
 WEIGHTS = {"magnitude": lambda w, k, rng: top_k(w, k), "random": drawn}
 
 
-def kept_units(W: Values, chain: Chain, plan: ClientPlan, selector: str, t: int, seed: int) -> dict[str, list[int]]:
-    """Layer -> the units P_i keeps, for the layers it cuts; the output units of the net are never cut."""
-    rng = stream(seed, Use.GLOBAL_PRUNE, t, plan.client)
-    deck = stream(seed, Use.DEAL, t)  # one for all clients of a round
-    kept = {}
+def kept_units(
+    W: Values, chain: Chain, plan: ClientPlan, selector: str, t: int, seed: int
+) -> dict[str, list[int]]:
+    """Layer -> the units that P_i retains, for pruned layers; the output layer is never pruned."""
+    rng = stream(seed, Stream.GLOBAL_PRUNE, t, plan.client)
+    deck = stream(seed, Stream.DEAL, t)  # the same for all clients of a round
+    retained = {}
     for link in chain[:-1]:
         p = plan.layers[link.layer]
         if p.send == "pruned" and p.keep < 1:
@@ -100,62 +109,79 @@ def kept_units(W: Values, chain: Chain, plan: ClientPlan, selector: str, t: int,
                 chosen = hand(torch.randperm(len(blocks), generator=deck).tolist(), *plan.deal)
             else:
                 chosen = UNITS[selector](blocks, ceil_share(p.keep, len(blocks)), t, rng)
-            kept[link.layer] = sorted(b * link.granule + j for b in chosen for j in range(link.granule))
-    return kept
+            retained[link.layer] = sorted(
+                b * link.granule + j for b in chosen for j in range(link.granule)
+            )
+    return retained
 
 
 def unit_masks(
-    W: Values, chain: Chain, rows: Mapping[str, list[int]], cols: Mapping[str, Mapping[str, list[int]]]
+    W: Values,
+    chain: Chain,
+    rows: Mapping[str, list[int]],
+    cols: Mapping[str, Mapping[str, list[int]]],
 ) -> dict[str, Tensor]:
-    """Masks of all tensors from kept units; `cols[l]` is what layer l reads, `rows` what layers write."""
-    out = {}
+    """Masks of all tensors from retained units: `rows` of each layer, `cols[l]` of its inputs."""
+    masks = {}
     for before, link in zip([None, *chain], chain, strict=False):
         for n in (link.weight, *link.vectors):
             mask = torch.ones(W[n].shape, dtype=torch.bool)
-            for at in coordinates(W[n].shape):
-                if link.layer in rows and at[0] not in rows[link.layer]:
-                    mask[at] = False
+            for index in coordinates(W[n].shape):
+                if link.layer in rows and index[0] not in rows[link.layer]:
+                    mask[index] = False
                 if before and n == link.weight and before.layer in cols[link.layer]:
-                    repeat = W[n].shape[1] // W[before.weight].shape[0]  # inputs per channel after a flatten
-                    if at[1] // repeat not in cols[link.layer][before.layer]:
-                        mask[at] = False
-            out[n] = mask
-    return out
+                    # Behind a flatten a channel has several inputs.
+                    repeat = W[n].shape[1] // W[before.weight].shape[0]
+                    if index[1] // repeat not in cols[link.layer][before.layer]:
+                        mask[index] = False
+            masks[n] = mask
+    return masks
 
 
-def pruned_masks(W: Values, chain: Chain, plan: ClientPlan, selector: str, t: int, seed: int) -> dict[str, Tensor]:
+def pruned_masks(
+    W: Values, chain: Chain, plan: ClientPlan, selector: str, t: int, seed: int
+) -> dict[str, Tensor]:
     """P_i as masks over every tensor."""
     if selector in (*UNITS, "dealt"):
-        kept = kept_units(W, chain, plan, selector, t, seed)
-        return unit_masks(W, chain, kept, {link.layer: kept for link in chain})
-    rng = stream(seed, Use.GLOBAL_PRUNE, t, plan.client)
-    out = unit_masks(W, chain, {}, {link.layer: {} for link in chain})
+        retained = kept_units(W, chain, plan, selector, t, seed)
+        return unit_masks(W, chain, retained, {link.layer: retained for link in chain})
+    rng = stream(seed, Stream.GLOBAL_PRUNE, t, plan.client)
+    masks = unit_masks(W, chain, {}, {link.layer: {} for link in chain})
     if selector == "magnitude_all":
-        return out | top_k_of_all({link.weight: (W[link.weight], plan.layers[link.layer]) for link in chain})
+        weights = {link.weight: (W[link.weight], plan.layers[link.layer]) for link in chain}
+        return masks | top_k_of_all(weights)
     for link in chain:
         p = plan.layers[link.layer]
         if p.send == "pruned" and p.keep < 1:
-            out[link.weight] = WEIGHTS[selector](W[link.weight], floor_share(p.keep, W[link.weight].numel()), rng)
-    return out
+            w = W[link.weight]
+            masks[link.weight] = WEIGHTS[selector](w, floor_share(p.keep, w.numel()), rng)
+    return masks
 
 
 def top_k_of_all(weights: Mapping[str, tuple[Tensor, LayerPlan]]) -> dict[str, Tensor]:
-    """The largest magnitudes over all pruned weights together; among equals the first."""
-    cut = {n: (w, p) for n, (w, p) in weights.items() if p.send == "pruned" and p.keep < 1}
-    places = [(abs(v), n, j) for n, (w, _) in cut.items() for j, v in enumerate(w.flatten().tolist())]
-    k = max(1, math.floor(sum(Fraction(str(p.keep)) * w.numel() for w, p in cut.values())))
+    """The largest magnitudes over all pruned weights together; among equal values the first."""
+    pruned = {n: (w, p) for n, (w, p) in weights.items() if p.send == "pruned" and p.keep < 1}
+    places = [
+        (abs(v), n, j) for n, (w, _) in pruned.items() for j, v in enumerate(w.flatten().tolist())
+    ]
+    k = max(1, math.floor(sum(Fraction(str(p.keep)) * w.numel() for w, p in pruned.values())))
     best = {(n, j) for _, n, j in sorted(places, key=lambda place: -place[0])[:k]}
-    return {n: torch.tensor([(n, j) in best for j in range(w.numel())]).reshape(w.shape) for n, (w, _) in cut.items()}
+    return {
+        n: torch.tensor([(n, j) in best for j in range(w.numel())]).reshape(w.shape)
+        for n, (w, _) in pruned.items()
+    }
 
 
 # --------------------------------------------------------------------------- Q_i (Alg. 2, l. 2)
 
 
-def draw_q(pruning: Pruning, rng: torch.Generator) -> float:
+def draw_q(pruning: PruneSettings, rng: torch.Generator) -> float:
     if isinstance(pruning.q, int | float):
         return pruning.q
     u = float(torch.rand((), generator=rng))
-    return pruning.q[math.floor(u * len(pruning.q))] if pruning.q else pruning.q_min + (1 - pruning.q_min) * u
+    if pruning.q:
+        return pruning.q[math.floor(u * len(pruning.q))]
+    return pruning.q_min + (1 - pruning.q_min) * u
 
 
 def step_masks(
@@ -164,44 +190,45 @@ def step_masks(
     W: Values,
     chain: Chain,
     plan: ClientPlan,
-    kept: Mapping[str, list[int]],
+    retained: Mapping[str, list[int]],
     rng: torch.Generator,
 ) -> dict[str, Tensor]:
-    """q_{i,k} as masks over every tensor; `kept` are the units that P_i left."""
+    """q_{i,k} as masks over every tensor; `retained` are the units that P_i left."""
     pruned = [link.layer for link in chain if plan.layers[link.layer].send == "pruned"]
-    out = unit_masks(W, chain, {}, {link.layer: {} for link in chain})
+    masks = unit_masks(W, chain, {}, {link.layer: {} for link in chain})
     if local == "uniform":
         for link in chain:
             if link.layer in pruned:
                 draws = torch.rand(W[link.weight].shape, generator=rng)
-                for at in coordinates(W[link.weight].shape):
-                    out[link.weight][at] = float(draws[at]) < q
+                for index in coordinates(W[link.weight].shape):
+                    masks[link.weight][index] = float(draws[index]) < q
     if local == "ordered_dropout":
         lead = {}
         for link, reader in itertools.pairwise(chain):
             if link.layer in pruned or reader.layer in pruned:
-                units = kept.get(link.layer, list(range(W[link.weight].shape[0])))
+                units = retained.get(link.layer, list(range(W[link.weight].shape[0])))
                 blocks = len(units) // link.granule
                 lead[link.layer] = units[: ceil_share(q, blocks) * link.granule]
-        out = unit_masks(W, chain, lead, {link.layer: lead for link in chain})
-    return out
+        masks = unit_masks(W, chain, lead, {link.layer: lead for link in chain})
+    return masks
 
 
 # --------------------------------------------------------------------------- Algorithm 2
 
 
-def batches(samples: int, local: Local, rng: torch.Generator) -> list[list[int]]:
-    """Positions of every local batch: whole shuffled epochs until K are drawn."""
-    out: list[list[int]] = []
+def batches(samples: int, local: LocalSettings, rng: torch.Generator) -> list[list[int]]:
+    """Positions of every local batch: shuffled epochs until there are K batches."""
+    drawn: list[list[int]] = []
     per_epoch = -(-samples // local.batch)
     K = local.epochs * per_epoch if local.epochs else local.steps
-    while len(out) < K:
+    while len(drawn) < K:
         order = torch.randperm(samples, generator=rng).tolist()
         epoch = [order[b : b + local.batch] for b in range(0, samples, local.batch)]
-        if len(epoch) > 1 and len(epoch[-1]) == 1 and local.batch > 2:  # one sample alone has no variance
+        # A batch of one sample has no variance.
+        if len(epoch) > 1 and len(epoch[-1]) == 1 and local.batch > 2:
             epoch[-1].insert(0, epoch[-2].pop())
-        out += epoch
-    return out[:K]
+        drawn += epoch
+    return drawn[:K]
 
 
 def local_update(
@@ -211,24 +238,30 @@ def local_update(
     active: Mapping[str, Tensor],
     draw: "Draw",
     data: Sequence[tuple[Tensor, Tensor]],
-    local: Local,
+    local: LocalSettings,
     lr: float,
 ) -> dict[str, Tensor]:
-    """K steps of SGD from W (Alg. 2); `active` may train at all, `draw(k)` is what step k trains under.
+    """K steps of SGD from W (Alg. 2).
 
-    Statistics among W that the net updates are updated; those of units that step k left out are not.
+    Only coordinates of `active` are trained, and in step k only those of `draw(k)`.
+    Running statistics are updated, except those of units that step k leaves out.
     """
     W = {n: w.clone() for n, w in W.items()}
     velocity = {n: torch.zeros_like(W[n]) for n in trained}
     parameters = {n for n, _ in net.named_parameters()}
     for k, (x, y) in enumerate(data):
         step = draw(k)
-        used = {n: w * step[n] if n in step and n in parameters else w.clone() for n, w in W.items()}
+        used = {
+            n: w * step[n] if n in step and n in parameters else w.clone() for n, w in W.items()
+        }
         for n in trained:
             used[n] = used[n].detach().requires_grad_()
         loss = cross_entropy(functional_call(net, used, (x,)), y)
         grads = torch.autograd.grad(loss, [used[n] for n in trained], allow_unused=True)
-        g = {n: torch.zeros_like(W[n]) if v is None else v for n, v in zip(trained, grads, strict=True)}
+        g = {
+            n: torch.zeros_like(W[n]) if v is None else v
+            for n, v in zip(trained, grads, strict=True)
+        }
         on = {n: torch.ones(W[n].shape, dtype=torch.bool) for n in trained}
         for n in trained:
             for masks in (active, step):
@@ -265,20 +298,22 @@ def mean(old: float, values: Sequence[tuple[float, float]]) -> float:
     return math.fsum(a * w for a, w in values) / math.fsum(a for a, _ in values) if values else old
 
 
-def aggregate(W: Values, members: Mapping[str, Sequence[str]], sent: Sequence[Sent], weigh: "Weigh") -> Values:
+def aggregate(
+    W: Values, members: Mapping[str, Sequence[str]], sent: Sequence[Sent], weigh: "Weigh"
+) -> Values:
     """Layer by layer, tensor by tensor, coordinate by coordinate (Alg. 3)."""
     new = {n: w.clone() for n, w in W.items()}
     for names in members.values():
         who = [s for s in sorted(sent, key=lambda s: s.client) if names[0] in s.values]
         a = weigh(W, names, who) if who else []
         for n in names:
-            for at in coordinates(W[n].shape):
+            for index in coordinates(W[n].shape):
                 given = [
-                    (a_i, float(s.values[n][at]))
+                    (a_i, float(s.values[n][index]))
                     for a_i, s in zip(a, who, strict=True)
-                    if n not in s.counts or s.counts[n][at]
+                    if n not in s.counts or s.counts[n][index]
                 ]
-                new[n][at] = mean(float(W[n][at]), given)
+                new[n][index] = mean(float(W[n][index]), given)
     return new
 
 
@@ -290,7 +325,8 @@ def distance(tau: float) -> Weigh:
 
     def weigh(W: Values, names: Sequence[str], who: Sequence[Sent]) -> list[float]:
         far = [math.sqrt(math.fsum(v * v for v in difference(W, names, s))) for s in who]
-        return [math.exp(max(-600, (min(far) - f) / tau)) for f in far]  # above the smallest double: none is zero
+        # At least exp(-600), which is above the smallest double: no weight is zero.
+        return [math.exp(max(-600, (min(far) - f) / tau)) for f in far]
 
     return weigh
 
@@ -306,11 +342,13 @@ WEIGH: Mapping[str, Weigh] = {
 
 def difference(base: Values, names: Sequence[str], s: Sent) -> list[float]:
     """W_i^l - base^l as one vector, zero where i uploaded nothing."""
-    return [
-        float(s.values[n][at]) - float(base[n][at]) if n not in s.counts or s.counts[n][at] else 0.0
-        for n in names
-        for at in coordinates(base[n].shape)
-    ]
+    changes = []
+    for n in names:
+        for index in coordinates(base[n].shape):
+            uploaded = n not in s.counts or s.counts[n][index]
+            change = float(s.values[n][index]) - float(base[n][index])
+            changes.append(change if uploaded else 0.0)
+    return changes
 
 
 def dot(a: Sequence[float], b: Sequence[float]) -> float:
@@ -324,10 +362,11 @@ def unit(a: Sequence[float]) -> list[float]:
 
 @dataclass
 class Attention:
-    """The learned logits, from whole uploads: the formula of the design without sketches.
+    """Learned logits from complete uploads: the package's formula without its sketches.
 
-    s_i += clip(step * mean over l of n_l a_i cos(D^l, W_i^l - W_t^l)), where W_i^l was uploaded when l was last
-    averaged, W_t^l is that average, and D^l is the plain mean of the directions in which those move who upload l now.
+    s_i += clip(step * mean over l of n_l a_i cos(D^l, W_i^l - W_t^l)), where W_i^l was uploaded
+    when l was last averaged, W_t^l is that average, and D^l is the plain mean of the directions of
+    this round's uploads of l.
     """
 
     step: float
@@ -338,7 +377,9 @@ class Attention:
         self.logits: dict[int, float] = {}
         self.last: dict[tuple[str, ...], dict[int, tuple[float, list[float]]]] = {}
 
-    def __call__(self, W: Values, members: Mapping[str, Sequence[str]], sent: Sequence[Sent]) -> Values:
+    def __call__(
+        self, W: Values, members: Mapping[str, Sequence[str]], sent: Sequence[Sent]
+    ) -> Values:
         """One round: judge the last uploads, then average these."""
         terms: dict[int, list[float]] = {}
         for names in members.values():
@@ -351,16 +392,19 @@ class Attention:
                 last = self.last.get(tuple(names), {})
                 for i, (a_i, delta) in last.items():
                     terms.setdefault(i, []).append(len(last) * a_i * dot(unit(D), unit(delta)))
-        for i, each in terms.items():
-            change = self.step * math.fsum(each) / len(each)
+        for i, summands in terms.items():
+            change = self.step * math.fsum(summands) / len(summands)
             self.logits[i] += max(-self.limit, min(self.limit, change))
-        new = aggregate(W, members, sent, lambda W, names, who: [math.exp(self.logits[s.client]) for s in who])
+        new = aggregate(
+            W, members, sent, lambda W, names, who: [math.exp(self.logits[s.client]) for s in who]
+        )
         for names in members.values():
             who = [s for s in sent if names[0] in s.values]
             total = math.fsum(math.exp(self.logits[s.client]) for s in who)
             if who:
                 self.last[tuple(names)] = {
-                    s.client: (math.exp(self.logits[s.client]) / total, difference(new, names, s)) for s in who
+                    s.client: (math.exp(self.logits[s.client]) / total, difference(new, names, s))
+                    for s in who
                 }
         return new
 
@@ -370,7 +414,7 @@ class Attention:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Everything the twin of a run reads."""
+    """Everything that the reference implementation of a run needs."""
 
     net: nn.Module
     chain: Chain
@@ -378,8 +422,8 @@ class Fleet:
     x: Tensor
     y: Tensor
     shards: Mapping[int, Sequence[int]]  # client -> its training samples
-    local: Local
-    pruning: Pruning
+    local: LocalSettings
+    pruning: PruneSettings
     seed: int
 
 
@@ -387,44 +431,57 @@ Draw = Callable[[int], Values]  # the masks of local step k
 
 
 def client(fleet: Fleet, W: Values, plan: ClientPlan, t: int, draw: Draw | None = None) -> Sent:
-    """What client i sends back in round t: dispatch, K steps, upload (Alg. 1, ll. 5-12).
+    """What client i uploads in round t: dispatch, K steps, upload (Alg. 1, ll. 5-12).
 
-    `draw` replaces the twin's own step masks.
+    `draw` replaces the step masks of `step_masks`.
     """
     pruning, seed, i = fleet.pruning, fleet.seed, plan.client
     P = pruned_masks(W, fleet.chain, plan, pruning.selector, t, seed)
-    abstains = {n: pruning.stale == "abstain" or plan.layers[l].send == "pruned" for l, n in _owned(fleet)}
+    abstains = {
+        n: pruning.unfed_columns == "abstain" or plan.layers[l].send == "pruned"
+        for l, n in _owned(fleet)
+    }
     start = {n: w * P[n] if abstains[n] else w for n, w in W.items()}
     trained = [n for n, _ in fleet.net.named_parameters() if plan.layers[_layer(fleet, n)].train]
-    free = [] if pruning.hold else [n for l, n in _owned(fleet) if plan.layers[l].send == "pruned"]
-    kept = kept_units(W, fleet.chain, plan, pruning.selector, t, seed) if pruning.selector in (*UNITS, "dealt") else {}
-    rng = stream(seed, Use.LOCAL_PRUNE, t, i)
+    free = []
+    if not pruning.freeze_pruned:
+        free = [n for l, n in _owned(fleet) if plan.layers[l].send == "pruned"]
+    retained = {}
+    if pruning.selector in (*UNITS, "dealt"):
+        retained = kept_units(W, fleet.chain, plan, pruning.selector, t, seed)
+    rng = stream(seed, Stream.LOCAL_PRUNE, t, i)
 
-    def own(k: int) -> Values:
-        return step_masks(pruning.local, draw_q(pruning, rng), W, fleet.chain, plan, kept, rng)
+    def draw_masks(k: int) -> Values:
+        q = draw_q(pruning, rng)
+        return step_masks(pruning.local_pruner, q, W, fleet.chain, plan, retained, rng)
 
-    mine = torch.tensor(fleet.shards[i])
-    rows = batches(len(mine), fleet.local, stream(seed, Use.BATCHES, t, i))
-    data = [(fleet.x[mine[r]], fleet.y[mine[r]]) for r in rows]
-    held = {n: P[n] for n in trained if n not in free}
+    shard = torch.tensor(fleet.shards[i])
+    rows = batches(len(shard), fleet.local, stream(seed, Stream.BATCHES, t, i))
+    data = [(fleet.x[shard[r]], fleet.y[shard[r]]) for r in rows]
+    active = {n: P[n] for n in trained if n not in free}
     fleet.net.train()
     for link in fleet.chain:
         for n in link.buffers:  # frozen statistics are used, not updated
             fleet.net.get_submodule(n.rpartition(".")[0]).train(plan.layers[link.layer].train)
-    end = local_update(fleet.net, start, trained, held, draw or own, data, fleet.local, fleet.local.lr)
+    end = local_update(
+        fleet.net, start, trained, active, draw or draw_masks, data, fleet.local, fleet.local.lr
+    )
     values, counts = {}, {}
     for l, n in _owned(fleet):
         kind = plan.layers[l].upload
         if kind != "none":
-            whole = kind == "all" and pruning.stale == "vote"
-            values[n] = end[n] if whole else end[n] * P[n]
-            if kind != "zeros" and not whole:
+            dense = kind == "all" and pruning.unfed_columns == "vote"
+            values[n] = end[n] if dense else end[n] * P[n]
+            if kind != "zeros" and not dense:
                 counts[n] = P[n]
-    whole = sum(p.train and p.upload == "all" for p in plan.layers.values())  # L_i: what comes back pruned is not in it
-    return Sent(i, values, counts, whole or 1, len(mine))
+    # Layers that are uploaded pruned are not in L_i.
+    L_i = [l for l, p in plan.layers.items() if p.train and p.upload == "all"]
+    return Sent(i, values, counts, layers=len(L_i) or 1, examples=len(shard))
 
 
-def federated_round(fleet: Fleet, W: Values, plans: Sequence[ClientPlan], t: int, rule: str) -> Values:
+def federated_round(
+    fleet: Fleet, W: Values, plans: Sequence[ClientPlan], t: int, rule: str
+) -> Values:
     """W_{t+1} from W_t, every plan's client taking part (Alg. 1, ll. 4-14)."""
     return aggregate(W, fleet.members, [client(fleet, W, plan, t) for plan in plans], WEIGH[rule])
 
@@ -444,7 +501,7 @@ def fedavg(
     examples: Mapping[int, int],
     lr: float,
 ) -> Values:
-    """FedAvg as everybody knows it: every client runs SGD on everything, the server averages by examples."""
+    """Plain FedAvg: clients run SGD on all weights, the server averages by examples."""
     net.train()
     ends = {}
     for i, steps in data.items():
@@ -452,12 +509,15 @@ def fedavg(
         for x, y in steps:
             loss = cross_entropy(functional_call(net, w, (x,)), y)
             grads = torch.autograd.grad(loss, list(w.values()))
-            stepped = {n: torch.add(w[n].detach(), g, alpha=-lr) for n, g in zip(w, grads, strict=True)}
+            stepped = {
+                n: torch.add(w[n].detach(), g, alpha=-lr) for n, g in zip(w, grads, strict=True)
+            }
             w = {n: v.requires_grad_() for n, v in stepped.items()}
         ends[i] = {n: v.detach() for n, v in w.items()}
     new = {}
     for n in W:
         new[n] = torch.zeros_like(W[n])
-        for at in coordinates(W[n].shape):
-            new[n][at] = mean(0.0, [(examples[i], float(w[n][at])) for i, w in ends.items()])
+        for index in coordinates(W[n].shape):
+            given = [(examples[i], float(w[n][index])) for i, w in ends.items()]
+            new[n][index] = mean(0.0, given)
     return new

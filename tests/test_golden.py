@@ -1,10 +1,11 @@
 """The model hash, scores and bytes of many small runs, pinned in golden.json.
 
-A refactoring must leave every value as it is.  A change of results replaces them on purpose: mark it **Results** in the
-changelog, then run `python tests/test_golden.py`.
+A refactoring must leave every value as it is.  A change of results replaces them on purpose: mark
+it **Results** in the changelog, then run `python tests/test_golden.py`.
 
-The bits belong to one torch build on one kind of CPU, which golden.json names.  Elsewhere the pinned values
-are skipped.  On every machine the same runs agree, to rounding, with the plain path: one client at a time.
+The bits belong to one torch build on one kind of CPU, which golden.json names.  Elsewhere the
+pinned values are skipped.  On every machine the same runs agree, to rounding, with the plain path:
+one client at a time, by autograd.
 """
 
 import json
@@ -12,16 +13,17 @@ import os
 import platform
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from fedp3 import config, driver
+from fedp3 import config
 from fedp3.config import Config
-from fedp3.experiment import Experiment, assemble
+from fedp3.engines.catalogue import make_engine
+from fedp3.experiment.assemble import assemble
+from fedp3.runs import session
 
 GOLDEN = Path(__file__).with_name("golden.json")
 SMALL = (
@@ -29,10 +31,16 @@ SMALL = (
     "run.rounds=3", "run.clients_per_round=4", "run.eval_every=0", "run.seed=3",
 )  # fmt: skip
 CNN = ("model.name=cnn", "model.width=0.0625")
-RESNET = ("model.name=resnet18", "model.stem=7", "model.width=0.0625", "run.rounds=2", "run.clients_per_round=2")
+RESNET = (
+    "model.name=resnet18",
+    "model.stem=7",
+    "model.width=0.0625",
+    "run.rounds=2",
+    "run.clients_per_round=2",
+)
 LDP = (
-    "privacy.enabled=true", "privacy.randomness=seeded", "privacy.noise_multiplier=1.1", "privacy.sample_rate=0.2",
-    "privacy.delta=1e-4",
+    "privacy.enabled=true", "privacy.randomness=seeded", "privacy.noise_multiplier=1.1",
+    "privacy.sample_rate=0.2", "privacy.delta=1e-4",
 )  # fmt: skip
 MIXED = "prune.keep=[0.9, 0.7, 0.5]"
 FOUR_WIDTHS = "prune.keep=[1.0, 0.5, 0.25, 0.125]"
@@ -72,17 +80,31 @@ CASES: dict[str, Sequence[str]] = {
     "selector-random": (MIXED, "prune.selector=random"),
     "selector-neuron": (MIXED, "prune.selector=neuron"),
     "selector-neuron-norm": (MIXED, "prune.selector=neuron_norm", *CNN),
-    "selector-ordered": (FOUR_WIDTHS, "prune.selector=ordered", "plan.layers=prune-all", "prune.upload=kept"),
+    "selector-ordered": (
+        FOUR_WIDTHS,
+        "prune.selector=ordered",
+        "plan.layers=prune-all",
+        "plan.upload=retained",
+    ),
     "selector-rolling": (MIXED, "prune.selector=rolling", "prune.physical=false"),
-    "selector-magnitude-all": (MIXED, "prune.selector=magnitude_all", "prune.upload=kept"),
-    "magnitude-regrows": (MIXED, "prune.hold=false", "prune.upload=zeros"),
-    "stale-columns-vote": (MIXED, "prune.selector=neuron", "prune.stale=vote"),
+    "selector-magnitude-all": (MIXED, "prune.selector=magnitude_all", "plan.upload=retained"),
+    "magnitude-regrows": (MIXED, "prune.freeze_pruned=false", "plan.upload=zeros"),
+    "stale-columns-vote": (MIXED, "prune.selector=neuron", "prune.unfed_columns=vote"),
     "keep-by-share-of-fleet": ("prune.keep={'0.5' = 0.5, '1.0' = 0.5}",),
     # local pruning
-    "local-uniform": (MIXED, "prune.local=uniform"),
-    "local-ordered-dropout": (MIXED, "prune.local=ordered_dropout", *CNN),
-    "local-ordered-masked": (MIXED, "prune.local=ordered_dropout", "prune.physical=false", "prune.q=0.7"),
-    "local-ordered-matched": (MIXED, "prune.local=ordered_matched", "prune.q=[0.5, 0.75, 1.0]"),
+    "local-uniform": (MIXED, "prune.local_pruner=uniform"),
+    "local-ordered-dropout": (MIXED, "prune.local_pruner=ordered_dropout", *CNN),
+    "local-ordered-masked": (
+        MIXED,
+        "prune.local_pruner=ordered_dropout",
+        "prune.physical=false",
+        "prune.q=0.7",
+    ),
+    "local-ordered-matched": (
+        MIXED,
+        "prune.local_pruner=ordered_matched",
+        "prune.q=[0.5, 0.75, 1.0]",
+    ),
     "local-distilled": ("method=fjord", "hooks.distil=true"),
     # plans
     "layers-mixed-redrawn": ("plan.layers=opu1-2-3", "plan.redraw=true"),
@@ -96,15 +118,23 @@ CASES: dict[str, Sequence[str]] = {
     "rule-weighted": ("aggregate.rule=weighted", "plan.layers=opu1-2-3"),
     "rule-distance": ("aggregate.rule=distance",),
     "rule-attention": ("aggregate.rule=attention", "run.rounds=5"),
-    "rule-attention-unsketched": ("aggregate.rule=attention", "aggregate.start=weighted", "aggregate.sketch=0"),
+    "rule-attention-unsketched": (
+        "aggregate.rule=attention",
+        "aggregate.start=weighted",
+        "aggregate.sketch=0",
+    ),
     "momentum-on-layers": ("aggregate.server=momentum", "aggregate.server_lr=0.5"),
     "adam-on-layers": ("aggregate.server=adam", "aggregate.server_lr=0.01"),
     # uploads
     "upload-int8-layers": ("upload.compress=int8", MIXED),
     "upload-topk-layers": ("upload.compress=topk", "upload.share=0.1", "plan.redraw=true"),
-    "upload-fp16-kept": ("upload.compress=fp16", "prune.upload=kept", "prune.selector=neuron"),
+    "upload-fp16-kept": ("upload.compress=fp16", "plan.upload=retained", "prune.selector=neuron"),
     # local training
-    "sgd-momentum-decay-cosine": ("local.momentum=0.9", "local.weight_decay=0.01", "local.schedule=cosine"),
+    "sgd-momentum-decay-cosine": (
+        "local.momentum=0.9",
+        "local.weight_decay=0.01",
+        "local.schedule=cosine",
+    ),
     "epochs-clipped": ("local.epochs=1", "local.clip_norm=0.5", "local.schedule=linear"),
     "cnn": CNN,
     "resnet18": ("plan.layers=opu3", *RESNET),
@@ -113,7 +143,7 @@ CASES: dict[str, Sequence[str]] = {
     "partition-iid": ("partition.kind=iid", "run.clients_per_round=0"),
     # local differential privacy
     "ldp": LDP,
-    "ldp-others-noised": (*LDP, "privacy.others=noise", MIXED),
+    "ldp-others-noised": (*LDP, "plan.others=noise", MIXED),
     "ldp-cnn": (*LDP, *CNN, "privacy.epsilon=20"),
     "ldp-momentum-int8": (*LDP, "local.momentum=0.5", "upload.compress=int8"),
     "ldp-without-noise": (*LDP[:2], "privacy.epsilon=inf"),
@@ -132,16 +162,20 @@ def outcome(result: dict[str, Any]) -> dict[str, Any]:
     kinds = (("G", "global"), ("D", "dispatched"), ("P", "personal"))
     scores = {kind: result[f"accuracy_{name}"] for kind, name in kinds}
     megabytes = {"mb_up": result["mb_up"], "mb_down": result["mb_down"]}
-    return {"model_sha256": result["model_sha256"], **scores, **megabytes, "epsilon": result["epsilon_max"]}
+    return {
+        "model_sha256": result["model_sha256"],
+        **scores,
+        **megabytes,
+        "epsilon": result["epsilon_max"],
+    }
+
+
+def engine_with(workers: int, name: str = "inprocess") -> session.StartEngine:
+    return lambda experiment, states: make_engine(experiment, workers, states, name)
 
 
 def finished(case: str, workers: int = 1) -> dict[str, Any]:
-    experiment = assemble(settings(case))
-    engine = driver.make_engine(experiment, workers)
-    try:
-        return outcome(dict(driver.drive(experiment, engine).result))
-    finally:
-        engine.close()
+    return outcome(dict(session.train(assemble(settings(case)), None, engine_with(workers)).result))
 
 
 # --------------------------------------------------------------------------- pinned values
@@ -149,8 +183,14 @@ def finished(case: str, workers: int = 1) -> dict[str, Any]:
 
 def machine() -> dict[str, str]:
     """What the bits belong to."""
-    cpu = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else platform.processor()
-    lines = dict.fromkeys(line for line in cpu.splitlines() if line.startswith(("vendor_id", "cpu family", "model\t")))
+    cpu = (
+        Path("/proc/cpuinfo").read_text()
+        if Path("/proc/cpuinfo").exists()
+        else platform.processor()
+    )
+    lines = dict.fromkeys(
+        line for line in cpu.splitlines() if line.startswith(("vendor_id", "cpu family", "model\t"))
+    )
     facts = " ".join(" ".join(line.replace(":", " ").split()) for line in lines)
     kind = f"{platform.machine()} {facts} {torch.backends.cpu.get_cpu_capability()}"
     return {"torch": torch.__version__, "cpu": kind}
@@ -185,75 +225,76 @@ def test_a_resumed_run_ends_at_the_pinned_bits(case: str, tmp_path: Path) -> Non
         if record.t == 0:
             raise Crash
 
-    first = assemble(settings(case))
-    driver.begin(first, folder)
-    engine = driver.make_engine(first, 1)
     with pytest.raises(Crash):
-        driver.drive(first, engine, folder, crash)
-    engine.close()
-    again = assemble(settings(case))
-    checkpoint, broken = driver.pick_up(folder, again.config.digest())
-    assert checkpoint is not None and checkpoint.state.t == 1 and not broken
-    engine = driver.make_engine(again, 1, driver.states_of(checkpoint))
-    result = driver.drive(again, engine, folder, None, checkpoint.state).result
-    assert outcome(dict(result)) == pinned(case)
+        session.train(
+            assemble(settings(case)), folder, engine_with(1), watch=session.watch_with(crash)
+        )
+    told: list[str] = []
+    again = session.train(
+        assemble(settings(case)), folder, engine_with(1), resume=True, tell=told.append
+    )
+    assert told == [f"resuming after round 1 of {settings(case).run.rounds}"]
+    assert outcome(dict(again.result)) == pinned(case)
 
 
 @pytest.mark.parametrize("case", ON_FLOWER)
 def test_flower_messages_in_place_end_at_the_pinned_bits(case: str) -> None:
     pytest.importorskip("flwr")
-    from fedp3.codec import room_for
-    from fedp3.engines.flower.client import client_app, configured
+    from fedp3.engines.base import States
+    from fedp3.engines.flower.client_app import client_app, configured
     from fedp3.engines.flower.grid import Roster, Wire, over
-    from fedp3.engines.inprocess import States
+    from fedp3.messages.codec import room_for
     from flower.fakes import FakeGrid, in_a_run
 
     experiment = assemble(settings(case))
-    problem = experiment.problem
     wire = Wire(
-        problem.layers, problem.pruning, experiment.config.digest(), "0" * 32, rest=lambda: None,
-        compression=problem.compression, room=room_for(experiment.start.extra),
-    )  # fmt: skip
+        spec=experiment.server.spec,
+        digest=experiment.config.digest(),
+        run="0" * 32,
+        rest=lambda: None,
+        room=room_for(experiment.start.extra),
+    )
     app = client_app(configured(experiment.config), carried=True)
     with in_a_run():
-        grid = FakeGrid(app, [{"partition-id": i} for i in range(len(problem.keep))])
-        result = driver.drive(experiment, over(grid, wire, Roster(), States())).result
+        grid = FakeGrid(app, [{"partition-id": i} for i in range(len(experiment.server.keep))])
+        result = session.drive(experiment, over(grid, wire, Roster(), States())).result
     assert outcome(dict(result)) == pinned(case)
 
 
 # --------------------------------------------------------------------------- any machine
 
-PLAIN = ("fedp3", "fedavg", "rule-weighted", "selector-neuron", "sgd-momentum-decay-cosine", "epochs-clipped")
-
-
-def plain(experiment: Experiment) -> Experiment:
-    """The experiment computed one client at a time, by autograd."""
-    return replace(experiment, recipe=replace(experiment.recipe, chain=()))
+PLAIN = (
+    "fedp3",
+    "fedavg",
+    "rule-weighted",
+    "selector-neuron",
+    "sgd-momentum-decay-cosine",
+    "epochs-clipped",
+)
 
 
 @pytest.mark.parametrize("case", PLAIN)
 def test_a_run_agrees_with_the_plain_path(case: str) -> None:
-    weights = []
-    for experiment in (assemble(settings(case)), plain(assemble(settings(case)))):
-        engine = driver.make_engine(experiment, 1)
-        weights.append(driver.drive(experiment, engine).state.W)
-    for name, w in weights[0].items():
-        torch.testing.assert_close(w, weights[1][name], rtol=1e-4, atol=1e-6)
+    stacked, plain = (
+        session.train(assemble(settings(case)), None, engine_with(1, engine)).state.W
+        for engine in ("inprocess", "debug")
+    )
+    for name, w in stacked.items():
+        torch.testing.assert_close(w, plain[name], rtol=1e-4, atol=1e-6)
 
 
 def test_every_method_selector_rule_and_compression_is_pinned() -> None:
-    from fedp3.aggregate import RULES
-    from fedp3.compress import WAYS
-    from fedp3.local_prune import LOCAL_PRUNERS
+    from fedp3.messages.compression import COMPRESSORS
     from fedp3.methods import METHODS
-    from fedp3.prune import SELECTORS
+    from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
+    from fedp3.server.aggregators import AGGREGATORS
 
     chosen = [settings(case) for case in CASES]
     assert {c.method for c in chosen} == set(METHODS)
     assert {c.prune.selector for c in chosen} == set(SELECTORS)
-    assert {c.prune.local for c in chosen} == set(LOCAL_PRUNERS)
-    assert {c.aggregate.rule for c in chosen} == set(RULES)
-    assert {c.upload.compress for c in chosen} == set(WAYS)
+    assert {c.prune.local_pruner for c in chosen} == set(LOCAL_PRUNERS)
+    assert {c.aggregate.rule for c in chosen} == set(AGGREGATORS)
+    assert {c.upload.compress for c in chosen} == set(COMPRESSORS)
 
 
 def _written() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -1,4 +1,4 @@
-"""Small nets, small data and small fleets, for the package and for the twins alike."""
+"""Small networks, data and fleets, for the package and the reference implementations alike."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -10,23 +10,30 @@ import torch
 from torch import Tensor, nn
 
 import reference as ref
-from fedp3.aggregate import Aggregation
+from fedp3.client.batching import LocalSettings
+from fedp3.client.context import ClientContext, RunSpec
+from fedp3.core.masks import Mask
+from fedp3.core.randomness import Stream, layers_draw_from, stream
+from fedp3.core.settings import RunSettings
+from fedp3.core.types import AcceptedUpdate, ClientPlan, LayerMap, Params, Reply, Task
 from fedp3.data import Dataset, from_tensors
-from fedp3.engines.inprocess import Engine, States, sequential
-from fedp3.gate import NOTHING, Brought, Verdict, sift
-from fedp3.layermap import layer_map
-from fedp3.masks import Kept
-from fedp3.mean import Sum
-from fedp3.models import Spec, build
-from fedp3.plan import PlanRules, client_plans
-from fedp3.prune import dispatch
-from fedp3.recipe import Recipe, Shard
-from fedp3.rng import Use, layers_draw_from, stream
-from fedp3.server import Problem, ServerState
-from fedp3.types import ClientPlan, LayerMap, Local, Params, Pruning, Reply, Task
+from fedp3.data.shards import Shard
+from fedp3.engines.base import Engine, States
+from fedp3.engines.in_process import sequential
+from fedp3.models.layer_map import layer_map
+from fedp3.models.zoo import ModelSettings, ModelSpec, build
+from fedp3.planning.client_plans import PlanSettings, client_plans
+from fedp3.planning.dispatch import dispatch
+from fedp3.planning.prune_settings import PruneSettings
+from fedp3.server.aggregators import AGGREGATORS, AggregateSettings, Aggregator
+from fedp3.server.averaging import RunningMean
+from fedp3.server.context import ServerContext, ServerState
+from fedp3.server.gate import GateResult, admit
+from fedp3.server.optimizer import with_optimizer
 
 CLASSES = 4
-MASKED = Pruning(physical=False)  # what the twins spell out; smaller nets are held equal to it in test_submodel.py
+# The reference implementations use masks; test_shrinking.py holds smaller networks equal to them.
+MASKED = PruneSettings(physical=False)
 
 
 def _sequence(**modules: nn.Module) -> nn.Module:
@@ -48,7 +55,11 @@ def _conv(norm: Callable[[int], nn.Module], channels: int) -> Callable[[], nn.Mo
 
 def _dropout() -> nn.Module:
     return _sequence(
-        flat=nn.Flatten(), fc=nn.Linear(9, 8), relu=nn.ReLU(), drop=nn.Dropout(0.5), out=nn.Linear(8, CLASSES)
+        flat=nn.Flatten(),
+        fc=nn.Linear(9, 8),
+        relu=nn.ReLU(),
+        drop=nn.Dropout(0.5),
+        out=nn.Linear(8, CLASSES),
     )
 
 
@@ -56,14 +67,14 @@ def _links(*layers: str) -> list[ref.Link]:
     return [ref.Link(l, f"{l}.weight", (f"{l}.bias",)) for l in layers]
 
 
-RULES = PlanRules()
+PLAN, AGGREGATE = PlanSettings(), AggregateSettings()
 STATISTICS = ("norm.running_mean", "norm.running_var")
 AFFINE = ("conv.bias", "norm.weight", "norm.bias")
 
 
 @dataclass(frozen=True)
 class Kind:
-    """A net, what it eats, and its wiring spelled out by hand for the twins."""
+    """A network, its input shape, and its wiring spelled out for the reference implementations."""
 
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
@@ -72,10 +83,12 @@ class Kind:
 
 KINDS: Mapping[str, Kind] = {
     "mlp": Kind(
-        lambda: build("mlp", Spec((1, 3, 3), CLASSES, 0.006), 0), (1, 3, 3), _links("fc1", "fc2", "fc3", "ffc")
+        lambda: build(ModelSpec((1, 3, 3), CLASSES, ModelSettings(name="mlp", width=0.006)), 0),
+        (1, 3, 3),
+        _links("fc1", "fc2", "fc3", "ffc"),
     ),
     "cnn": Kind(
-        lambda: build("cnn", Spec((1, 32, 32), CLASSES, 1 / 32), 0),
+        lambda: build(ModelSpec((1, 32, 32), CLASSES, ModelSettings(name="cnn", width=1 / 32)), 0),
         (1, 32, 32),
         _links("conv1", "conv2", "fc1", "fc2", "ffc"),
     ),
@@ -90,15 +103,25 @@ KINDS: Mapping[str, Kind] = {
         [ref.Link("conv", "conv.weight", AFFINE, granule=2), *_links("fc", "out")],
     ),
     "dropout": Kind(_dropout, (1, 3, 3), _links("fc", "out")),
-    "resnet": Kind(lambda: build("resnet18", Spec((1, 8, 8), CLASSES, 1 / 16), 0), (1, 8, 8), ()),
+    "resnet": Kind(
+        lambda: build(
+            ModelSpec((1, 8, 8), CLASSES, ModelSettings(name="resnet18", width=1 / 16)), 0
+        ),
+        (1, 8, 8),
+        (),
+    ),
 }
 
 
 @lru_cache(maxsize=16)
 def _net(kind: str) -> tuple[nn.Module, LayerMap, Params]:
-    with layers_draw_from(stream(7, Use.INIT)):
+    with layers_draw_from(stream(7, Stream.INIT)):
         net = KINDS[kind].make()
-    W = {n: w.detach().clone() for n, w in net.state_dict().items() if not n.endswith("num_batches_tracked")}
+    W = {
+        n: w.detach().clone()
+        for n, w in net.state_dict().items()
+        if not n.endswith("num_batches_tracked")
+    }
     return net, layer_map(net), W
 
 
@@ -108,12 +131,14 @@ def _data(shape: tuple[int, ...], samples: int) -> Dataset:
     rng = torch.Generator().manual_seed(11)
     y = torch.randint(CLASSES, (samples,), generator=rng)
     patterns = torch.randn(CLASSES, *shape, generator=rng)
-    return from_tensors(patterns[y] + 0.7 * torch.randn(samples, *shape, generator=rng), y, classes=CLASSES)
+    return from_tensors(
+        patterns[y] + 0.7 * torch.randn(samples, *shape, generator=rng), y, classes=CLASSES
+    )
 
 
 @dataclass(frozen=True)
 class World:
-    """One small fleet: a net, data, and the settings a test plays with."""
+    """One small fleet: a network, data, and the settings that a test varies."""
 
     kind: str
     net: nn.Module
@@ -121,51 +146,96 @@ class World:
     W: Params
     data: Dataset
     shards: Mapping[int, Shard]
-    local: Local
-    pruning: Pruning
+    local: LocalSettings
+    pruning: PruneSettings
     seed: int = 0
+    rounds: int = 30
 
-    def but(self, Q: str | None = None, **changes: Any) -> "World":
-        """This world with other fields, or other settings of its `Local` and `Pruning`; Q is the local pruning."""
-        parts = (World, Local, Pruning)
-        own, local, pruning = ({k: v for k, v in changes.items() if k in p.__dataclass_fields__} for p in parts)
+    def but(self, **changes: Any) -> "World":
+        """This world with other fields, or with other settings of `local` and `pruning`."""
+        parts = (World, LocalSettings, PruneSettings)
+        own, local, pruning = (
+            {k: v for k, v in changes.items() if k in p.__dataclass_fields__} for p in parts
+        )
         unknown = changes.keys() - own.keys() - local.keys() - pruning.keys()
         if unknown:
             raise TypeError(f"no such settings: {unknown}")
-        pruning = {k: v for k, v in pruning.items() if k != "local"} | ({"local": Q} if Q else {})
         here = replace(self, **own)
-        return replace(here, local=replace(here.local, **local), pruning=replace(here.pruning, **pruning))
+        return replace(
+            here, local=replace(here.local, **local), pruning=replace(here.pruning, **pruning)
+        )
 
     @property
-    def recipe(self) -> Recipe:
-        return Recipe(self.net, self.layers, self.data, self.local, self.pruning, self.W, self.seed)
+    def spec(self) -> RunSpec:
+        """What server and clients both know."""
+        return RunSpec(layers=self.layers, pruning=self.pruning, seed=self.seed, rounds=self.rounds)
+
+    @property
+    def context(self) -> ClientContext:
+        """What all clients share."""
+        return ClientContext(
+            spec=self.spec, net=self.net, data=self.data, local=self.local, initial=self.W
+        )
 
     @property
     def fleet(self) -> ref.Fleet:
-        """The same world for the twins."""
+        """The same world for the reference implementations."""
         shards = {i: s.train.tolist() for i, s in self.shards.items()}
         chain, x, y = KINDS[self.kind].chain, self.data.x, self.data.y
-        return ref.Fleet(self.net, chain, self.layers.layers, x, y, shards, self.local, self.pruning, self.seed)
+        return ref.Fleet(
+            self.net, chain, self.layers.layers, x, y, shards, self.local, self.pruning, self.seed
+        )
 
-    def plans(self, layers: str = "opu2", keep: float = 0.5, t: int = 0, **rules: Any) -> tuple[ClientPlan, ...]:
-        return client_plans(PlanRules(layers, **rules), self.layers, [keep] * len(self.shards), self.seed, t)
+    def plans(
+        self, layers: str = "opu2", keep: float = 0.5, t: int = 0, **plan: Any
+    ) -> tuple[ClientPlan, ...]:
+        settings = PlanSettings(layers=layers, **plan)
+        return client_plans(settings, self.layers, [keep] * len(self.shards), self.seed, t)
 
-    def tasks(self, plans: Sequence[ClientPlan], t: int = 0, W: Params | None = None, **fields: Any) -> list[Task]:
+    def tasks(
+        self, plans: Sequence[ClientPlan], t: int = 0, W: Params | None = None, **fields: Any
+    ) -> list[Task]:
         sent = dispatch(self.W if W is None else W, plans, self.layers, self.pruning, t, self.seed)
-        return [Task(t, plan, *each, **fields) for plan, each in zip(plans, sent, strict=True)]
+        return [
+            Task(t=t, plan=plan, weights=weights, masks=masks, **fields)
+            for plan, (weights, masks) in zip(plans, sent, strict=True)
+        ]
 
     def engine(self, states: States | None = None) -> Engine:
-        return sequential(self.recipe, self.shards, states)
+        return sequential(self.context, self.shards, states)
 
-    def problem(self, rules: PlanRules = RULES, keep: float = 0.5, **fields: Any) -> Problem:
-        fields = {"aggregation": Aggregation(), "rounds": 3, "eval_every": 0, "seed": self.seed} | fields
-        examples = {i: len(s.train) for i, s in self.shards.items()}
-        shares = (keep,) * len(self.shards)
-        return Problem(self.layers, rules, self.pruning, keep=shares, **({"examples": examples} | fields))
+    def server(
+        self,
+        plan: PlanSettings = PLAN,
+        keep: float | Sequence[float] = 0.5,
+        aggregate: AggregateSettings = AGGREGATE,
+        spec: RunSpec | None = None,
+        **fields: Any,
+    ) -> ServerContext:
+        """The server of this world; `fields` are those of `RunSettings` and `ServerContext`."""
+        run = {"rounds": 3, "eval_every": 0, "clients_per_round": 0, "seed": self.seed}
+        run |= {k: fields.pop(k) for k in list(fields) if k in RunSettings.__dataclass_fields__}
+        spec = replace(spec or self.spec, rounds=run["rounds"])
+        shares = (keep,) * len(self.shards) if isinstance(keep, float | int) else tuple(keep)
+        fields = {"examples": {i: len(s.train) for i, s in self.shards.items()}} | fields
+        return ServerContext(
+            spec=spec,
+            plan=plan,
+            run=RunSettings(**run),
+            aggregator=make_aggregator(aggregate, spec),
+            keep=shares,
+            **fields,
+        )
 
-    @property
-    def state(self) -> ServerState:
-        return ServerState(0, self.W)
+    def state(self, server: ServerContext | None = None) -> ServerState:
+        """Before the first round."""
+        aggregator = (server or self.server()).aggregator
+        return ServerState(t=0, W=self.W, aggregator=aggregator.init())
+
+
+def make_aggregator(settings: AggregateSettings, spec: RunSpec) -> Aggregator:
+    """The aggregator of these settings, with its server optimizer."""
+    return with_optimizer(AGGREGATORS.pick(settings.rule)(settings, spec), settings, spec)
 
 
 def world(kind: str = "mlp", clients: int = 4, sizes: Sequence[int] = (), **changes: Any) -> World:
@@ -176,7 +246,7 @@ def world(kind: str = "mlp", clients: int = 4, sizes: Sequence[int] = (), **chan
     for i, m in enumerate(sizes):
         shards[i] = Shard(torch.arange(at, at + m), torch.arange(at + m, at + m + 6))
         at += m + 6
-    local = Local(steps=3, batch=4, lr=0.1, clip_norm=0, augment=False)
+    local = LocalSettings(steps=3, batch=4, lr=0.1, clip_norm=0, augment=False)
     return World(kind, net, layers, W, data, shards, local, MASKED).but(**changes)
 
 
@@ -189,20 +259,20 @@ def same(a: Params, b: Params) -> bool:
 def judge(
     replies: Iterable[Reply],
     tasks: Sequence[Task],
-    layers: LayerMap,
+    spec: RunSpec,
     examples: Mapping[int, int],
-    brought: Brought = NOTHING,
-) -> Verdict:
-    """Sort replies; `examples` is how many training samples each client registered."""
-    rejected: dict[int, str] = {}
-    late: list[int] = []
-    accepted = tuple(sift(replies, tasks, layers, examples, rejected, late, brought))
-    return Verdict(accepted, rejected, tuple(sorted(late)))
+    extra: Params | None = None,
+) -> tuple[list[AcceptedUpdate], GateResult]:
+    """The updates that pass the gate, and what became of the others."""
+    result = GateResult()
+    return list(admit(replies, tasks, spec, examples, extra or {}, result)), result
 
 
-def masked_mean(old: Tensor, sent: Iterable[tuple[Tensor, Kept]], a: Iterable[float]) -> Tensor:
-    """The mean of these uploads, each of what is kept of it."""
-    total = Sum(torch.zeros(old.shape, dtype=torch.float64))
-    for (w, kept), a_i in zip(sent, a, strict=True):
-        total.add(w, kept, a_i)
-    return total.mean(old)
+def masked_mean(
+    old: Tensor, uploads: Iterable[tuple[Tensor, Mask]], weights: Iterable[float]
+) -> Tensor:
+    """The mean of these uploads of one tensor, each over its mask."""
+    mean = RunningMean(torch.zeros(old.shape, dtype=torch.float64))
+    for (w, mask), weight in zip(uploads, weights, strict=True):
+        mean.add(w, mask, weight)
+    return mean.mean(old)

@@ -1,58 +1,198 @@
-"""`fedp3.run(model, data)`: a user's own net on a user's own tensors, with every promise of the command line."""
+"""The Python interface: `run`, `resume` and `plan`, and `register` for parts that users add.
 
+`run` trains any network on any data.
+"""
+
+import logging
 import warnings
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
+from functools import cached_property, partial
+from html import escape
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
 
 from fedp3 import config as configs
 from fedp3 import data as datasets
-from fedp3 import driver, inputs, record
-from fedp3.data import Dataset
-from fedp3.driver import OnRound, Outcome
-from fedp3.experiment import Experiment, assemble_own
-from fedp3.locks import locked
-from fedp3.types import Layer, Params
+from fedp3.client.sgd import load_weights, named_tensors
+from fedp3.config import Config
+from fedp3.config.plugins import load_plugins
+from fedp3.core.errors import InputError
+from fedp3.core.settings import OWN
+from fedp3.core.types import ClientPlan, Layer, Params
+from fedp3.costs.table import ClientCost
+from fedp3.data import DATASETS, Dataset
+from fedp3.data.partition import PARTITIONS
+from fedp3.engines.catalogue import check_engine, make_engine
+from fedp3.experiment.assemble import Experiment, assemble, assemble_own
+from fedp3.messages.compression import COMPRESSORS
+from fedp3.methods import METHODS
+from fedp3.models.zoo import MODELS
+from fedp3.planning.coverage import coverage
+from fedp3.planning.layer_sets import LAYER_SETS
+from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
+from fedp3.runs import session
+from fedp3.runs.history import History
+from fedp3.runs.run_folder import as_event, read_events
+from fedp3.runs.session import OnRound, Outcome
+from fedp3.server.aggregators import AGGREGATORS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 Data = Dataset | TorchDataset[Any] | tuple[Tensor, Tensor]
+LOG = logging.getLogger("fedp3")
+KINDS = {"G": "accuracy_global", "D": "accuracy_dispatched", "P": "accuracy_personal"}
+
+# Decorators with which users add parts: `@fedp3.register.aggregator("median")`.
+register = SimpleNamespace(
+    aggregator=AGGREGATORS.register,
+    selector=SELECTORS.register,
+    layer_set=LAYER_SETS.register,
+    local_pruner=LOCAL_PRUNERS.register,
+    method=METHODS.register,
+    model=MODELS.register,
+    dataset=DATASETS.register,
+    partition=PARTITIONS.register,
+    compressor=COMPRESSORS.register,
+)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Result:
-    """A finished run."""
+    """A finished run.
+
+    Attributes:
+        experiment: the run: its config, server, clients and data.
+        outcome: the server's final state, and the numbers of result.json.
+        history: one row per round.
+        folder: its run folder; None if it has none.
+    """
 
     experiment: Experiment
     outcome: Outcome
-    folder: Path | None
+    history: History
+    folder: Path | None = None
 
     @property
     def weights(self) -> Params:
-        """The trained model, to be loaded with `net.load_state_dict(result.weights, strict=False)`."""
+        """The trained tensors, buffers included."""
         return self.outcome.state.W
+
+    @cached_property
+    def model(self) -> nn.Module:
+        """A copy of the network with the trained weights, in evaluation mode."""
+        net = deepcopy(self.experiment.client.net)
+        load_weights(named_tensors(net), self.weights)
+        return net.requires_grad_().eval()
 
     @property
     def accuracy(self) -> Mapping[str, float | None]:
         """G, D and P, each the mean over clients."""
-        kinds = {"G": "accuracy_global", "D": "accuracy_dispatched", "P": "accuracy_personal"}
-        return {k: self.outcome.result[name] for k, name in kinds.items()}
+        return {kind: self.outcome.result[name] for kind, name in KINDS.items()}
+
+    @property
+    def per_client(self) -> list[dict[str, Any]]:
+        """One row per client: its number of examples, its cost, and its G, D and P at the end.
+
+        The cost is that of its plan in the first round.
+        """
+        scores = {kind: self._scores(kind) for kind in KINDS}
+        rows = []
+        for cost in self.experiment.costs:
+            row = {
+                "client": cost.id,
+                "examples": cost.examples,
+                "layers": cost.layers,
+                "keep": cost.capacity,
+                "mb_down": cost.mb_down,
+                "mb_up": cost.mb_up,
+            }
+            rows.append(row | {kind: scores[kind].get(cost.id) for kind in KINDS})
+        return rows
+
+    def _scores(self, kind: str) -> dict[int, float]:
+        """The final accuracy of each client that was scored."""
+        final = self.outcome.result["final"][kind]
+        if final is None:
+            return {}
+        return {int(i): accuracy for i, accuracy in final["clients"].items()}
 
     @property
     def model_sha256(self) -> str:
-        """The model's identity: equal hashes, equal bits."""
+        """The hash of the trained weights: equal hashes mean equal bits."""
         return str(self.outcome.result["model_sha256"])
 
+    def plot(self, path: str | Path | None = None) -> "Figure":
+        """A figure of accuracy and loss by round.
+
+        Args:
+            path: a file to write the figure to as well.
+        """
+        return self.history.plot(path)
+
     def report(self, path: str | Path) -> Path:
-        """Write the self-contained page about this run."""
-        from fedp3.errors import InputError
+        """Write a self-contained HTML page about this run.
+
+        Args:
+            path: the file to write.
+        """
         from fedp3.report import write_report
 
         if self.folder is None:
-            raise InputError("a report is made from a run folder; call fedp3.run with out='some/folder'")
+            raise InputError(
+                "a report is made from a run folder; call fedp3.run with out='some/folder'"
+            )
         return write_report([self.folder], Path(path))
+
+    def __repr__(self) -> str:
+        result = self.outcome.result
+        scores = ", ".join(f"{k} {_percent(v)}" for k, v in self.accuracy.items())
+        traffic = f"{result['mb_up']:.1f} MB up, {result['mb_down']:.1f} MB down"
+        return f"<Result {result['method']}: {result['rounds']} rounds, {scores}, {traffic}>"
+
+    def _repr_html_(self) -> str:
+        result = self.outcome.result
+        rows = {
+            "method": str(result["method"]),
+            "rounds": str(result["rounds"]),
+            **{kind: _percent(value) for kind, value in self.accuracy.items()},
+            "MB up": f"{result['mb_up']:.2f}",
+            "MB down": f"{result['mb_down']:.2f}",
+            "model sha256": self.model_sha256[:16],
+        }
+        cells = "".join(
+            f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in rows.items()
+        )
+        return f"<table>{cells}</table>"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f} %"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The plan of a run, before anything is trained.
+
+    Attributes:
+        clients: the plan of each client in the first round.
+        costs: the cost of each client's plan: parameters, FLOPs, memory, MB.
+        coverage: for each layer the clients that train and upload it.
+    """
+
+    clients: tuple[ClientPlan, ...]
+    costs: list[ClientCost]
+    coverage: Mapping[Layer, Sequence[int]]
+
+    def __repr__(self) -> str:
+        up = sum(cost.mb_up for cost in self.costs) / len(self.costs)
+        return f"<Plan of {len(self.clients)} clients: {up:.3g} MB up per client and round>"
 
 
 def run(
@@ -61,65 +201,177 @@ def run(
     /,
     *,
     out: str | Path | None = None,
+    resume: bool = False,
     layers: Mapping[Layer, Sequence[str]] | None = None,
     workers: int = 1,
+    engine: str = "inprocess",
+    use: Sequence[str | Path] = (),
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Result:
-    """Train any net on any data set; settings are those of the config file, as `section=dict(key=value)`.
-
-    With `out` the run has a folder, and calling the same again goes on where it stopped; what the net then holds does
-    not matter, the run has its own W_0.
+    """Train a network on a data set.
 
     Args:
-        model: W_0 is what it holds; it is used as a workbench and left in an unspecified state.
-        data: tensors (x, y), any map-style torch data set of (x, y), or a `fedp3.data.Dataset`.
-        out: run folder.
-        layers: layer name -> tensor names, where the layers found by tracing are not what you want.
+        model: the network; its values are W_0.  The run computes with it, and leaves other values
+            in it: the trained network is `Result.model`.
+        data: tensors (x, y), any map-style torch data set of (x, y), or a `Dataset`.
+        out: the run folder, with which the run can be resumed and reported on.
+        resume: continue the run in `out`, if there is one.  It uses the W_0 that it began with,
+            whatever values the model has now.
+        layers: layer name -> tensor names; by default the layers are found by tracing.
         workers: processes; more than one needs `if __name__ == "__main__"` around the call.
+        engine: "inprocess", or "debug" to raise a client's exception where it happens.
+        use: Python files that register parts, which worker processes import too.
         on_round: called with the record of every finished round.
-        **settings: `method="fedp3"`, `prune=dict(keep=0.5)`, `run=dict(rounds=50)`, ...
+        **settings: the settings of the config file, section by section: `method="fedp3"`,
+            `prune=dict(keep=0.5)`, `run=dict(rounds=50)`, ...
+
+    Raises:
+        InputError: if something cannot work, before training; if `out` holds a run already and
+            `resume` is not set.
+
+    Example:
+        >>> import fedp3, torch
+        >>> x, y = torch.randn(60, 4), torch.arange(60) % 2
+        >>> net = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2))
+        >>> result = fedp3.run(
+        ...     net, (x, y), partition=dict(kind="iid", clients=3),
+        ...     plan=dict(layers="full"), run=dict(rounds=2, clients_per_round=0),
+        ... )
+        >>> len(result.history)
+        2
     """
-    config = configs.parse(_as_own(settings), where="fedp3.run")
+    plugins = load_plugins(use)
+    check_engine(engine)
+    if engine == "flower":
+        raise InputError(
+            "engine 'flower' reads data sets by name; use `fedp3 run`, or deploy with "
+            "fedp3.deploy.grid_run"
+        )
+    settings = {**settings, **{s: {**settings.get(s, {}), "name": OWN} for s in ("data", "model")}}
+    config = configs.parse(settings, where="fedp3.run")
     experiment = assemble_own(config, model, _dataset(data), layers)
-    folder = Path(out) if out is not None else None
-    if folder is None:
-        return _drive(experiment, None, workers, on_round, None)
-    if not (folder / "config.toml").exists():
-        driver.begin(experiment, folder, own_net=True)
-    else:
-        driver.reopen(folder, config)
-        inputs.check(folder, experiment)
-        experiment = inputs.as_begun(folder, experiment)
-    with locked(folder):
-        checkpoint, broken = driver.pick_up(folder, config.digest())
-        for text in broken:
-            warnings.warn(text, stacklevel=2)
-        if checkpoint and (folder / "result.json").exists():  # finished: another final score would cost privacy again
-            return Result(experiment, Outcome(checkpoint.state, None, record.read_json(folder / "result.json")), folder)
-        return _drive(experiment, folder, workers, on_round, checkpoint)
+    make = partial(_engine, workers=workers, engine=engine, plugins=plugins)
+    return _train(
+        experiment, out, make, resume=resume, own_model=True, plugins=plugins, on_round=on_round
+    )
 
 
-def _drive(
-    experiment: Experiment,
-    folder: Path | None,
-    workers: int,
-    on_round: OnRound | None,
-    checkpoint: record.Checkpoint | None,
+def resume(
+    folder: str | Path,
+    *,
+    workers: int = 0,
+    data_dir: str | Path | None = None,
+    on_round: OnRound | None = None,
 ) -> Result:
-    engine = driver.make_engine(experiment, workers, driver.states_of(checkpoint))
+    """Continue a run of `fedp3 run`, or read it if it is finished.
+
+    A run of `fedp3.run` is continued by calling that again with `resume=True`: its model and data
+    are not in the folder.
+
+    Args:
+        folder: the run folder.
+        workers: processes; 0 chooses.
+        data_dir: where data sets are.
+        on_round: called with the record of every finished round.
+    """
+    folder = Path(folder)
+    config = session.reopen(folder)
+    plugins = session.plugins_of(folder)
+    directory = Path(data_dir) if data_dir is not None else None
+    experiment = assemble(config, directory)
+    make = partial(_engine, workers=workers, data_dir=directory, plugins=plugins)
+    return _train(
+        experiment, folder, make, resume=True, own_model=False, plugins=plugins, on_round=on_round
+    )
+
+
+def plan(config: Config | str | Path, *, data_dir: str | Path | None = None) -> Plan:
+    """The plan of every client under a config, without training.
+
+    Args:
+        config: a `Config`, or the path of a TOML file.
+        data_dir: where data sets are.
+
+    Example:
+        >>> import fedp3
+        >>> p = fedp3.plan(fedp3.make_config("plan.layers=opu3"))
+        >>> len(p.clients)
+        20
+    """
+    if not isinstance(config, Config):
+        config = configs.load(Path(config))
+    experiment = assemble(config, Path(data_dir) if data_dir is not None else None)
+    return Plan(experiment.first_plans, experiment.costs, coverage(experiment.first_plans))
+
+
+def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
+    """Read a config file.
+
+    Args:
+        path: a TOML file, as `fedp3 init` writes it.
+        overrides: `section.key=value`, as on the command line.
+
+    Raises:
+        ConfigError: lists all mistakes at once.
+    """
+    return configs.load(Path(path), overrides)
+
+
+def make_config(*overrides: str, **sections: Any) -> Config:
+    """A config from settings, with the defaults of its method filled in.
+
+    Args:
+        *overrides: `section.key=value`, as on the command line.
+        **sections: `method="fedavg"`, `run=dict(rounds=5)`, ...
+
+    Example:
+        >>> import fedp3
+        >>> fedp3.make_config("run.rounds=5", method="fedavg").aggregate.rule
+        'examples'
+    """
+    return configs.parse(sections, overrides, where="fedp3.make_config")
+
+
+def _engine(experiment: Experiment, states: Any, **options: Any) -> Any:
+    return make_engine(experiment, states=states, **options)
+
+
+def _train(
+    experiment: Experiment,
+    out: str | Path | None,
+    make: session.StartEngine,
+    *,
+    resume: bool,
+    own_model: bool,
+    plugins: Sequence[Any],
+    on_round: OnRound | None,
+) -> Result:
+    folder = Path(out) if out is not None else None
+    events: list[dict[str, Any]] = []
+
+    def note(record: Any) -> None:
+        if folder is None:
+            events.append(as_event(record) | {"round": record.t + 1})
+        if on_round is not None:
+            on_round(record)
+
     try:
-        outcome = driver.drive(experiment, engine, folder, on_round, checkpoint.state if checkpoint else None)
+        outcome = session.train(
+            experiment,
+            folder,
+            make,
+            resume=resume,
+            own_model=own_model,
+            plugins=plugins,
+            watch=session.watch_with(note),
+            tell=LOG.info,
+            warn=lambda text: warnings.warn(text, stacklevel=4),
+            how_to_resume="fedp3.run(..., resume=True)" if own_model else "",
+        )
     finally:
-        engine.close()
-        experiment.recipe.net.requires_grad_()  # as it came, so that it can be given again
-    return Result(experiment, outcome, folder)
-
-
-def _as_own(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings, saying that net and data are not those a config could name."""
-    said = {section: {**settings.get(section, {}), "name": configs.OWN} for section in ("data", "model")}
-    return {**settings, **said}
+        experiment.client.net.requires_grad_()  # as before, so that it can be passed in again
+    return Result(experiment, outcome, History(read_events(folder) if folder else events), folder)
 
 
 def _dataset(data: Data) -> Dataset:

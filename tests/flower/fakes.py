@@ -1,4 +1,4 @@
-"""A Grid without Flower's processes: nodes are ClientApps called in place, and tests may spoil what they say."""
+"""A Grid without Flower's processes: nodes run here, and tests may spoil their replies."""
 
 from collections.abc import Callable, Iterable
 from contextlib import contextmanager
@@ -9,7 +9,8 @@ from flwr.app import Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.supercore.task_identity import TaskIdentity
 
-Spoil = Callable[[Message, Message], Message | None]  # (asked, answer) -> what arrives; None: nothing yet
+# (message sent, reply) -> what arrives; None: nothing yet
+Spoil = Callable[[Message, Message], Message | None]
 
 
 @contextmanager
@@ -27,7 +28,7 @@ class FakeGrid:
 
     app: ClientApp
     configs: list[dict[str, Any]]
-    spoil: Spoil = lambda asked, answer: answer
+    spoil: Spoil = lambda sent, reply: reply
     away: set[int] = field(default_factory=set)
     seen: list[Message] = field(default_factory=list)  # every message sent, queries too
     waiting: dict[str, Message | None] = field(default_factory=dict)
@@ -46,8 +47,8 @@ class FakeGrid:
         return ids
 
     def pull_messages(self, ids: Iterable[str]) -> list[Message]:
-        there = [i for i in ids if self.waiting.get(i) is not None]
-        return [self.waiting.pop(i) for i in reversed(there)]  # never in the order they were asked
+        arrived = [i for i in ids if self.waiting.get(i) is not None]
+        return [self.waiting.pop(i) for i in reversed(arrived)]  # never in the order of sending
 
     def _answer(self, message: Message) -> Message:
         n = message.metadata.dst_node_id
@@ -62,7 +63,9 @@ class FakeGrid:
 def with_content(content: RecordDict) -> Spoil:
     """Every answer to a task replaced by this."""
 
-    def spoil(asked: Message, answer: Message) -> Message:
-        return answer if asked.metadata.message_type == "query" else Message(content, reply_to=asked)
+    def spoil(sent: Message, reply: Message) -> Message:
+        if sent.metadata.message_type == "query":
+            return reply
+        return Message(content, reply_to=sent)
 
     return spoil

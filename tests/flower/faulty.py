@@ -1,6 +1,6 @@
-"""A Flower app that plays one scenario per round: what the server does is real, what clients do is arranged.
+"""A Flower app that plays one scenario per round: a real server, and clients with arranged faults.
 
-PLACE/scenario names the scenario of this round, PLACE/records.jsonl has a line for every round that closed.
+PLACE/scenario names the scenario of this round.  PLACE/records.jsonl has a line for every round.
 """
 
 import json
@@ -10,13 +10,14 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from fedp3 import config, record
-from fedp3.engines.flower import client
-from fedp3.engines.flower.app import as_registered
+from fedp3 import config
+from fedp3.core import hashing
+from fedp3.deploy.flower_app import as_registered
+from fedp3.engines.flower import client_app
 from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.engines.flower.records import frame_of, put_frame
-from fedp3.experiment import assemble
-from fedp3.server import run_round
+from fedp3.experiment.assemble import assemble
+from fedp3.server.rounds import run_round
 
 from flwr.app import Message, RecordDict  # isort: skip
 from flwr.serverapp import ServerApp  # isort: skip
@@ -28,22 +29,25 @@ server = ServerApp()
 
 @server.main()
 def main(grid, context):
-    given = context.run_config
-    place, deadline = Path(given["place"]), float(given["deadline"])
+    keys = context.run_config
+    place, deadline = Path(keys["place"]), float(keys["deadline"])
     experiment = assemble(CONFIG)
-    problem = replace(experiment.problem, quorum=2, rounds=1000, eval_every=0)  # nothing but training travels
-    wire = Wire(problem.layers, problem.pruning, CONFIG.digest(), "f0" * 16, deadline)
+    run = replace(experiment.server.run, quorum=2, rounds=1000, eval_every=0)
+    server_context = replace(experiment.server, run=run)  # nothing but training tasks are sent
+    wire = Wire(
+        spec=experiment.server.spec, digest=CONFIG.digest(), run="f0" * 16, deadline=deadline
+    )
     roster = Roster()
     roster.gather(grid, wire, experiment.shards, 240)
-    assert as_registered(experiment, roster).problem == experiment.problem
+    assert as_registered(experiment, roster).server == experiment.server
     engine, state = over(grid, wire, roster), experiment.start
-    for scenario in given["scenarios"].split():
+    for scenario in keys["scenarios"].split():
         (place / "scenario").write_text(scenario)
         while scenario == "joins" and 2 not in roster.nodes:
             roster.refresh(grid, wire)
             time.sleep(1)
-        state, done = run_round(problem, state, engine.execute)
-        line = asdict(done) | {"scenario": scenario, "model": record.model_sha256(state.W)}
+        state, done = run_round(server_context, state, engine.execute)
+        line = asdict(done) | {"scenario": scenario, "model": hashing.model_sha256(state.W)}
         with (place / "records.jsonl").open("a") as file:
             file.write(json.dumps(line) + "\n")
 
@@ -60,12 +64,12 @@ def waits(*_):
     time.sleep(SLOW)
 
 
-def lingers(*asked):
+def lingers(*arguments):
     time.sleep(late["seconds"])
-    return honestly(*asked)
+    return honestly(*arguments)
 
 
-honestly, late = client.attempt, {"seconds": 0.0}
+honestly, late = client_app.attempt, {"seconds": 0.0}
 # scenario -> client -> what it does instead of training
 PLAY = {
     "raises": {1: raises},
@@ -84,13 +88,13 @@ def played(message, context):
     (place / f"{scenario}-{i}-began").touch()
     late["seconds"] = float(context.run_config["deadline"]) + 15
     act = PLAY.get(scenario, {}).get(i, honestly)
-    client.attempt = act or honestly
+    client_app.attempt = act or honestly
     reply = honest._registered_funcs["train.default"](message, context)
     if act is None:
         return Message(put_frame(RecordDict(), frame_of(reply.content)[:-7]), reply_to=message)
     return reply
 
 
-honest = client.client_app(client.configured(CONFIG))
-app = client.client_app(client.configured(CONFIG))
+honest = client_app.client_app(client_app.configured_node(CONFIG))
+app = client_app.client_app(client_app.configured_node(CONFIG))
 app._registered_funcs["train.default"] = played

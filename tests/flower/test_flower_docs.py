@@ -15,8 +15,8 @@ import pytest
 
 pytest.importorskip("flwr")
 
-from fedp3 import record
-from fedp3.engines.flower.cluster import free_port
+from fedp3.core import files
+from fedp3.deploy.cluster import free_port
 from flower.fakes import FakeGrid, in_a_run
 
 from flwr.app import Context, RecordDict  # isort: skip
@@ -30,7 +30,10 @@ SIMULATION = [
     "fedp3 compare runs/here runs/flower",
     "fedp3 resume runs/flower --engine flower",
 ]
-APP = "fedp3 flower app myapp --config my.toml partition.clients=3 run.clients_per_round=0 run.rounds=2"
+APP = (
+    "fedp3 flower app myapp --config my.toml partition.clients=3 run.clients_per_round=0 "
+    "run.rounds=2"
+)
 UP = "fedp3 flower up --nodes 3"
 RUN = ["FLWR_HOME=$PWD/flower/home flwr run myapp up --stream", "fedp3 report myapp/run"]
 RESUME = "FLWR_HOME=$PWD/flower/home flwr run myapp up --stream --run-config 'resume=true'"
@@ -38,14 +41,19 @@ SECURE_UP = "fedp3 flower up --nodes 0 --tls --host $SERVER --port $PORT"
 KEY = "fedp3 flower key node-0"
 REGISTER = "FLWR_HOME=$PWD/flower/home flwr supernode register node-0.pub up"
 NODE = (
-    "flower-supernode --superlink $SERVER:$PORT --root-certificates ca.crt --auth-supernode-private-key node-0 "
+    "flower-supernode --superlink $SERVER:$PORT --root-certificates ca.crt "
+    "--auth-supernode-private-key node-0 "
     "--node-config 'partition-id=0 capacity=0.5 folder=\"kept\"'"
 )
 SECONDS = 1800
 
 
 def test_every_command_of_the_page_is_run_by_a_test_of_this_file():
-    shown = [line for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S) for line in block.strip().splitlines()]
+    shown = [
+        line
+        for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S)
+        for line in block.strip().splitlines()
+    ]
     assert shown == [INSTALL, *SIMULATION, APP, UP, *RUN, RESUME, SECURE_UP, KEY, REGISTER, NODE]
 
 
@@ -53,7 +61,7 @@ def programs() -> list[str]:
     return re.findall(r"```python\n(.*?)```", PAGE, re.S)
 
 
-def test_the_app_of_ones_own_runs(tmp_path, monkeypatch, capsys):
+def test_the_app_with_a_users_network_runs(tmp_path, monkeypatch, capsys):
     client, server = programs()
     (tmp_path / "client.py").write_text(client)
     (tmp_path / "server.py").write_text(server)
@@ -66,20 +74,26 @@ def test_the_app_of_ones_own_runs(tmp_path, monkeypatch, capsys):
         app(grid=grid, context=Context(7, 1, {}, RecordDict(), run_config))
     monkeypatch.delitem(sys.modules, "client")
     assert "'G':" in capsys.readouterr().out
-    result = record.read_json(tmp_path / "run" / "result.json")
+    result = files.read_json(tmp_path / "run" / "result.json")
     assert result["rounds"] == 2 and result["rejected"] == 0
 
 
-# --------------------------------------------------------------------------- with processes: make test-deploy
+# ----------------------------------------------------------------- with processes: make test-deploy
 
 
 def shell(folder: Path, **more: str) -> dict:
     path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    return {"shell": True, "cwd": folder, "env": {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **more}}
+    return {
+        "shell": True,
+        "cwd": folder,
+        "env": {**os.environ, "PATH": path, "OMP_NUM_THREADS": "1", **more},
+    }
 
 
 def run(command: str, folder: Path, **more: str) -> str:
-    done = subprocess.run(command, **shell(folder, **more), capture_output=True, text=True, timeout=SECONDS)
+    done = subprocess.run(
+        command, **shell(folder, **more), capture_output=True, text=True, timeout=SECONDS
+    )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout
 
@@ -87,7 +101,9 @@ def run(command: str, folder: Path, **more: str) -> str:
 @contextlib.contextmanager
 def background(command: str, folder: Path, **more: str):
     with (folder / "background.log").open("ab") as log:
-        process = subprocess.Popen("exec " + command, **shell(folder, **more), stdout=log, stderr=log)
+        process = subprocess.Popen(
+            "exec " + command, **shell(folder, **more), stdout=log, stderr=log
+        )
     try:
         yield folder / "background.log"
     finally:
@@ -106,7 +122,10 @@ def wait_for(condition) -> None:
 def test_the_commands_for_simulation(tmp_path):
     for command in SIMULATION:
         run(command, tmp_path)
-    hashes = {record.read_json(tmp_path / "runs" / n / "result.json")["model_sha256"] for n in ("here", "flower")}
+    hashes = {
+        files.read_json(tmp_path / "runs" / n / "result.json")["model_sha256"]
+        for n in ("here", "flower")
+    }
     assert len(hashes) == 1
 
 
@@ -114,11 +133,11 @@ def test_the_commands_for_simulation(tmp_path):
 def test_the_commands_for_one_machine(tmp_path):
     run("fedp3 init my.toml", tmp_path)
     run(APP, tmp_path)
-    with background(UP, tmp_path) as said:
-        wait_for(lambda: "next:" in said.read_text())
+    with background(UP, tmp_path) as log:
+        wait_for(lambda: "next:" in log.read_text())
         for command in RUN:
             run(command, tmp_path)
-        assert record.read_json(tmp_path / "myapp" / "run" / "result.json")["rounds"] == 2
+        assert files.read_json(tmp_path / "myapp" / "run" / "result.json")["rounds"] == 2
         (tmp_path / "myapp" / "run" / "result.json").unlink()
         run(RESUME, tmp_path)
     assert (tmp_path / "myapp" / "run" / "result.json").exists()
@@ -134,16 +153,19 @@ def test_the_commands_for_three_machines(tmp_path):
     )
     server.mkdir()
     node.mkdir()
-    with background(SECURE_UP, server, **where) as said:
-        wait_for(lambda: "next:" in said.read_text())
+    with background(SECURE_UP, server, **where) as log:
+        wait_for(lambda: "next:" in log.read_text())
         run(KEY, node)
         shutil.copy(node / "node-0.pub", server)
         run(REGISTER, server)
         shutil.copy(server / "flower" / "tls" / "ca.crt", node)
         with background(NODE, node, **where):
             run("fedp3 init my.toml", server)
-            alone = "partition.clients=1 run.clients_per_round=1 run.rounds=1 plan.layers=full plan.head=personal"
+            alone = "partition.clients=1 run.clients_per_round=1 run.rounds=1"
+            alone += " plan.layers=full plan.head=personal"
             run(f"fedp3 flower app myapp --config my.toml {alone}", server)
             run(RUN[0], server)
-    assert record.read_json(server / "myapp" / "run" / "result.json")["rejected"] == 0
-    assert list(node.rglob("kept/*/client-0/state-*.safetensors")), "its own layers, and on its own disk"
+    assert files.read_json(server / "myapp" / "run" / "result.json")["rejected"] == 0
+    assert list(node.rglob("kept/*/client-0/state-*.safetensors")), (
+        "personal layers, on the disk of the node"
+    )

@@ -1,4 +1,4 @@
-"""The engine over a Grid, against nodes in place: same bits, exact bytes, and every way a node can be wrong."""
+"""The engine over a Grid, with nodes in this process: bits, bytes, and ways a node can fail."""
 
 import json
 import os
@@ -18,13 +18,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from fedp3 import config, record
-from fedp3.codec import encode_update, room_for
+from fedp3 import config
+from fedp3.config.plugins import load_plugins
+from fedp3.core.errors import CodecError, ConfigError, InputError, RunError
+from fedp3.core.files import read_json
+from fedp3.core.hashing import model_sha256
+from fedp3.core.randomness import Stream, layers_draw_from, stream
+from fedp3.core.types import ClientState, ClientUpdate
 from fedp3.data import from_tensors
-from fedp3.driver import drive, make_engine
+from fedp3.data.shards import Shard
+from fedp3.deploy.flower_app import ServeSettings, as_registered, serve
+from fedp3.deploy.grid_run import own, run_on_grid
+from fedp3.engines.base import States
+from fedp3.engines.catalogue import make_engine
 from fedp3.engines.flower import node
-from fedp3.engines.flower.app import Settings, as_registered, serve
-from fedp3.engines.flower.client import client_app, configured
+from fedp3.engines.flower.client_app import client_app, configured, configured_node
 from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.engines.flower.records import (
     ABOUT,
@@ -43,24 +51,35 @@ from fedp3.engines.flower.records import (
     state_bytes,
     state_of,
 )
-from fedp3.engines.flower.strategy import FedP3, own
-from fedp3.engines.inprocess import States
-from fedp3.errors import CodecError, InputError, RunError
-from fedp3.experiment import assemble
-from fedp3.frames import MAGIC, payload_size
+from fedp3.experiment.assemble import assemble
+from fedp3.messages.codec import encode_update, room_for
+from fedp3.messages.framing import MAGIC, payload_size
 from fedp3.methods import METHODS
-from fedp3.recipe import Shard
-from fedp3.record import read_events, read_json
-from fedp3.rng import Use, layers_draw_from, stream
-from fedp3.server import run_round
-from fedp3.types import ClientState, ClientUpdate, Private
+from fedp3.privacy.mechanism import PrivateSteps
+from fedp3.privacy.settings import Mechanism
+from fedp3.runs import checkpoint, writer
+from fedp3.runs.run_folder import read_events
+from fedp3.runs.session import drive
+from fedp3.server.rounds import run_round
 from flower.fakes import FakeGrid, in_a_run, with_content
+from worlds import same
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, RecordDict  # isort: skip
 
 CLIENTS = 4
-SMALL = ["model.width=0.02", f"partition.clients={CLIENTS}", "run.clients_per_round=0", "run.rounds=3", "local.steps=2"]
-HARD = ["aggregate.rule=attention", "plan.head=personal", "prune.local=uniform", "prune.keep=[0.9, 0.5]"]
+SMALL = [
+    "model.width=0.02",
+    f"partition.clients={CLIENTS}",
+    "run.clients_per_round=0",
+    "run.rounds=3",
+    "local.steps=2",
+]
+HARD = [
+    "aggregate.rule=attention",
+    "plan.head=personal",
+    "prune.local_pruner=uniform",
+    "prune.keep=[0.9, 0.5]",
+]
 RUN = "ab" * 16
 
 
@@ -71,7 +90,7 @@ def experiment():
 
 @pytest.fixture(scope="module")
 def shared():
-    """A run without layers of the clients' own."""
+    """A run without personal layers."""
     return assemble(config.parse({}, SMALL))
 
 
@@ -81,21 +100,33 @@ def _in_a_run():
         yield
 
 
-def quick(deadline: float = 0) -> dict:
-    return {"deadline": deadline, "rest": lambda: time.sleep(0.001)}
-
-
 def grid_of(experiment, folder: Path, carried: bool = False, **fields) -> FakeGrid:
-    app = client_app(configured(experiment.config), carried)
+    hold = configured(experiment.config) if carried else configured_node(experiment.config)
+    app = client_app(hold, carried)
     nodes = [{"partition-id": i, "folder": str(folder)} for i in range(CLIENTS)]
     return FakeGrid(app, nodes, **fields)
 
 
 def engine_over(grid, experiment, deadline: float = 0, states=None, roster=None):
-    problem = experiment.problem
-    brought = {"compression": problem.compression, "room": room_for(experiment.start.extra)}
-    wire = Wire(problem.layers, problem.pruning, experiment.config.digest(), RUN, **quick(deadline), **brought)
+    wire = Wire(
+        spec=experiment.server.spec,
+        digest=experiment.config.digest(),
+        run=RUN,
+        deadline=deadline,
+        rest=lambda: time.sleep(0.001),
+        room=room_for(experiment.start.extra),
+    )
     return over(grid, wire, roster or Roster(), states)
+
+
+def with_run(server, **changes):
+    """The server with other settings of its `run`."""
+    return replace(server, run=replace(server.run, **changes))
+
+
+def reasons(record) -> dict[int, str]:
+    """Why each rejected client was rejected."""
+    return {client: rejection.text for client, rejection in record.rejected.items()}
 
 
 # --------------------------------------------------------------------------- the same run
@@ -105,7 +136,9 @@ def engine_over(grid, experiment, deadline: float = 0, states=None, roster=None)
 def test_the_model_is_bit_for_bit_that_of_a_run_in_process(carried, experiment, tmp_path):
     here = drive(experiment, make_engine(experiment, 1)).result
     grid = grid_of(experiment, tmp_path, carried)
-    there = drive(experiment, engine_over(grid, experiment, states=States() if carried else None)).result
+    there = drive(
+        experiment, engine_over(grid, experiment, states=States() if carried else None)
+    ).result
     for key in ("model_sha256", "final", "mb_up", "mb_down"):
         assert there[key] == here[key], key
 
@@ -113,7 +146,9 @@ def test_the_model_is_bit_for_bit_that_of_a_run_in_process(carried, experiment, 
 @pytest.mark.parametrize("method", sorted(METHODS.keys() - {"resist"}))  # which is for a ResNet
 def test_every_method_gives_the_bits_of_a_run_in_process(method, tmp_path):
     devices = (
-        ["prune.keep=[1.0, 0.5]"] if isinstance(METHODS[method].settings.get("prune", {}).get("keep"), list) else []
+        ["prune.keep=[1.0, 0.5]"]
+        if isinstance(METHODS[method].settings.get("prune", {}).get("keep"), list)
+        else []
     )
     experiment = assemble(config.parse({"method": method}, [*SMALL, "run.rounds=2", *devices]))
     here = drive(experiment, make_engine(experiment, 1)).result
@@ -122,7 +157,7 @@ def test_every_method_gives_the_bits_of_a_run_in_process(method, tmp_path):
         assert there[key] == here[key], key
 
 
-def test_only_the_planned_payload_travels_and_the_ledger_counts_it_exactly(experiment, tmp_path):
+def test_only_the_planned_payload_is_sent_and_the_ledger_counts_it_exactly(experiment, tmp_path):
     answers = []
 
     def watch(asked, answer):
@@ -130,7 +165,9 @@ def test_only_the_planned_payload_travels_and_the_ledger_counts_it_exactly(exper
         return answer
 
     grid = grid_of(experiment, tmp_path, spoil=watch)
-    _, record = run_round(experiment.problem, experiment.start, engine_over(grid, experiment).execute)
+    _, record = run_round(
+        experiment.server, experiment.start, engine_over(grid, experiment).execute
+    )
     tasks = [m for m in grid.seen if m.metadata.message_type == "train"]
     assert sum(payload_size(frame_of(m.content)) for m in tasks) == record.bytes_down
     replies = [a for a in answers if NODE not in a.content]
@@ -151,18 +188,18 @@ def test_what_a_client_keeps_stays_on_its_disk_for_the_last_two_rounds(experimen
 
 def test_a_node_whose_disk_was_wiped_is_a_failure_with_the_reason(experiment, tmp_path):
     engine = engine_over(grid_of(experiment, tmp_path), experiment)
-    state, _ = run_round(experiment.problem, experiment.start, engine.execute)
+    state, _ = run_round(experiment.server, experiment.start, engine.execute)
     next((tmp_path / RUN / "client-1").iterdir()).unlink()
-    _, record = run_round(experiment.problem, state, engine.execute)
+    _, record = run_round(experiment.server, state, engine.execute)
     assert record.accepted == (0, 2, 3)
-    assert "what this client kept of 'ffc' after round 1 is gone" in record.rejected[1]
+    assert "this client's state of 'ffc' after round 1 is gone" in reasons(record)[1]
 
 
 # --------------------------------------------------------------------------- serving, resuming
 
 
-def test_a_run_cut_off_goes_on_over_new_nodes_with_the_same_bits(experiment, tmp_path):
-    whole = drive(experiment, make_engine(experiment, 1)).result["model_sha256"]
+def test_an_interrupted_run_is_resumed_over_new_nodes_with_the_same_bits(experiment, tmp_path):
+    full = drive(experiment, make_engine(experiment, 1)).result["model_sha256"]
     pushed = 0
 
     def dies(asked, answer):
@@ -172,41 +209,67 @@ def test_a_run_cut_off_goes_on_over_new_nodes_with_the_same_bits(experiment, tmp
             raise KeyboardInterrupt
         return answer
 
-    settings = Settings(tmp_path / "run", wait=1)
+    settings = ServeSettings(out=tmp_path / "run", wait=1)
     with pytest.raises(KeyboardInterrupt):
         serve(grid_of(experiment, tmp_path / "nodes", spoil=dies), experiment, settings)
-    assert not (tmp_path / "run" / "result.json").exists() and len(read_events(tmp_path / "run")) == 2
+    assert (
+        not (tmp_path / "run" / "result.json").exists() and len(read_events(tmp_path / "run")) == 2
+    )
     with pytest.raises(InputError, match="resume=true"):
         serve(grid_of(experiment, tmp_path / "nodes"), experiment, settings)
     serve(grid_of(experiment, tmp_path / "nodes"), experiment, replace(settings, resume=True))
-    assert read_json(tmp_path / "run" / "result.json")["model_sha256"] == whole
-    assert serve(grid_of(experiment, tmp_path / "nodes"), experiment, replace(settings, resume=True)) is None
+    assert read_json(tmp_path / "run" / "result.json")["model_sha256"] == full
+    unused = grid_of(experiment, tmp_path / "nodes")
+    finished = serve(unused, experiment, replace(settings, resume=True))
+    assert finished.result["model_sha256"] == model_sha256(finished.state.W) == full
+    assert not unused.seen, "a finished run needs no nodes"
 
 
-def test_a_checkpoint_that_fails_leaves_the_nodes_with_what_a_resumed_run_asks_for(experiment, tmp_path, monkeypatch):
-    """Nodes drop older states when a task comes: none may leave before the round before it is on disk."""
-    whole = drive(experiment, make_engine(experiment, 1)).result["model_sha256"]
-    save, settings = record.save_checkpoint, Settings(tmp_path / "run", wait=1)
+def test_a_checkpoint_that_fails_leaves_the_nodes_with_what_a_resumed_run_needs(
+    experiment, tmp_path, monkeypatch
+):
+    """Nodes drop older states when a task arrives: the round before it must be on disk by then."""
+    full = drive(experiment, make_engine(experiment, 1)).result["model_sha256"]
+    save, settings = checkpoint.save_checkpoint, ServeSettings(out=tmp_path / "run", wait=1)
 
-    def full(folder, checkpoint, digest):
+    def disk_full(folder, checkpoint, digest):
         if checkpoint.state.t == 2:
             time.sleep(0.2)  # as long as a round, so that its tasks would leave meanwhile
             raise RunError("no space")
         save(folder, checkpoint, digest)
 
-    monkeypatch.setattr(record, "save_checkpoint", full)
+    monkeypatch.setattr(writer, "save_checkpoint", disk_full)
     with pytest.raises(RunError, match="no space"):
         serve(grid_of(experiment, tmp_path / "nodes"), experiment, settings)
-    monkeypatch.setattr(record, "save_checkpoint", save)
+    monkeypatch.setattr(writer, "save_checkpoint", save)
     serve(grid_of(experiment, tmp_path / "nodes"), experiment, replace(settings, resume=True))
-    assert read_json(tmp_path / "run" / "result.json")["model_sha256"] == whole
+    assert read_json(tmp_path / "run" / "result.json")["model_sha256"] == full
 
 
-def test_another_run_of_the_same_config_shares_nothing_on_the_nodes(experiment, tmp_path):
+def test_another_run_of_the_same_config_shares_no_state_on_the_nodes(experiment, tmp_path):
     for name in ("a", "b"):
-        serve(grid_of(experiment, tmp_path / "nodes"), experiment, Settings(tmp_path / name, wait=1))
+        serve(
+            grid_of(experiment, tmp_path / "nodes"),
+            experiment,
+            ServeSettings(out=tmp_path / name, wait=1),
+        )
     runs = {read_json(tmp_path / name / "flower.json")["run"] for name in ("a", "b")}
-    assert len(runs) == 2 and {p.name for p in (tmp_path / "nodes").iterdir()} == runs
+    folders = {p.name for p in (tmp_path / "nodes").iterdir()}
+    assert len(runs) == 2 and folders == runs | {"prepared"}
+
+
+def test_the_files_that_a_deployed_run_uses_are_recorded_and_must_stay_unchanged(shared, tmp_path):
+    path = tmp_path / "my_rules.py"
+    path.write_text("RULES = 1\n")
+    settings = ServeSettings(
+        out=tmp_path / "run", wait=1, plugins=load_plugins([path]), resume=True
+    )
+    serve(grid_of(shared, tmp_path / "nodes"), shared, settings)
+    (recorded,) = read_json(tmp_path / "run" / "run.json")["plugins"]
+    assert recorded["path"] == str(path)
+    path.write_text("RULES = 2\n")
+    with pytest.raises(InputError, match="was changed after the run began"):
+        serve(grid_of(shared, tmp_path / "nodes"), shared, settings)
 
 
 def test_nodes_are_sent_no_more_than_they_can_hold(shared, tmp_path):
@@ -214,27 +277,32 @@ def test_nodes_are_sent_no_more_than_they_can_hold(shared, tmp_path):
     grid.configs[2]["capacity"] = 0.25
     roster = Roster()
     engine = engine_over(grid, shared, roster=roster)
-    _, before = run_round(shared.problem, shared.start, engine.execute)
-    assert before.rejected == {2: "asked to hold 0.9 of a layer, its capacity is 0.25"}, "the node looks for itself"
-    fitted = as_registered(shared, roster)
-    assert fitted.problem.keep == (0.9, 0.9, 0.25, 0.9)
-    _, after = run_round(fitted.problem, shared.start, engine.execute)
+    _, before = run_round(shared.server, shared.start, engine.execute)
+    assert reasons(before) == {
+        2: "the task holds 0.9 of a layer, and this node's capacity is 0.25"
+    }, "the node checks for itself"
+    roster.met[7] = Identity(client=77, examples=5, capacity=0.1, digest="0" * 64)
+    fitted = as_registered(shared, roster)  # which has no client 77
+    assert fitted.server.keep == (0.9, 0.9, 0.25, 0.9)
+    _, after = run_round(fitted.server, shared.start, engine.execute)
     assert not after.rejected and after.bytes_down < before.bytes_down
 
 
 def test_noise_from_a_seed_is_refused_by_the_node_itself(shared, tmp_path):
     task = next(iter(engine_tasks(shared)))
-    private = replace(shared.recipe, private=Private(randomness="seeded"))
+    private = replace(shared.client, steps=PrivateSteps(Mechanism(randomness="seeded")))
     with pytest.raises(Exception, match="protects nobody"):
         node.admit(task, private, {"partition-id": 0}, tmp_path / "run" / "client-0")
-    drawn = replace(private, private=Private(randomness="os"))
+    drawn = replace(private, steps=PrivateSteps(Mechanism(randomness="os")))
     node.admit(task, drawn, {"partition-id": 0}, tmp_path / "run" / "client-0")
 
 
 def test_a_node_that_gives_no_scores_away_trains_all_the_same(shared, tmp_path):
     grid = grid_of(shared, tmp_path)
     grid.configs[1]["scores"] = False
-    _, record = run_round(replace(shared.problem, eval_every=1), shared.start, engine_over(grid, shared).execute)
+    _, record = run_round(
+        with_run(shared.server, eval_every=1), shared.start, engine_over(grid, shared).execute
+    )
     assert not record.rejected and 1 in record.accepted
     assert record.G is not None and set(record.G.clients) == set(record.accepted) - {1}
     with pytest.raises(InputError, match="scores='no'"):
@@ -243,7 +311,7 @@ def test_a_node_that_gives_no_scores_away_trains_all_the_same(shared, tmp_path):
 
 def test_a_record_that_trained_under_ldp_is_never_scored_however_another_run_cuts(shared, tmp_path):
     task = next(iter(engine_tasks(shared)))
-    private = replace(shared.recipe, private=Private(randomness="os"))
+    private = replace(shared.client, steps=PrivateSteps(Mechanism(randomness="os")))
     evaluate = replace(task, kind="evaluate", evaluate=True)
     home = tmp_path / "run" / "client-0"
     mine = Shard(torch.arange(20), torch.arange(20, 30))
@@ -251,9 +319,9 @@ def test_a_record_that_trained_under_ldp_is_never_scored_however_another_run_cut
     assert node.not_yet_trained(other, evaluate, private, home) is other, "nothing trained yet"
     assert node.not_yet_trained(mine, task, private, home).test.tolist() == list(range(20, 30))
     later = tmp_path / "later" / "client-1"  # another run, another client of the same device
-    assert node.not_yet_trained(other, evaluate, shared.recipe, later).test.tolist() == [25, 40]
-    moved = shared.recipe.data
-    moved = replace(shared.recipe, data=replace(moved, x=moved.x.flip(0), y=moved.y.flip(0)))
+    assert node.not_yet_trained(other, evaluate, shared.client, later).test.tolist() == [25, 40]
+    moved = shared.client.data
+    moved = replace(shared.client, data=replace(moved, x=moved.x.flip(0), y=moved.y.flip(0)))
     last = len(moved.data.y) - 1
     found = node.not_yet_trained(Shard(other.train, last - other.test), evaluate, moved, later)
     assert found.test.tolist() == [last - 25, last - 40], "records are known by what they hold"
@@ -268,58 +336,72 @@ def test_a_node_cuts_its_records_the_same_way_in_every_run():
     context = SimpleNamespace(node_config={"partition-id": 1})
     cuts = []
     for seed in (0, 7):
-        c = config.parse({}, ["partition.clients=4", "run.clients_per_round=0", "plan.layers=full", f"run.seed={seed}"])
-        held = own(c, lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), lambda _: samples)(context)
+        c = config.parse(
+            {},
+            [
+                "partition.clients=4",
+                "run.clients_per_round=0",
+                "plan.layers=full",
+                f"run.seed={seed}",
+            ],
+        )
+        held = own(
+            c, lambda: nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)), lambda _: samples
+        )(context)
         cuts.append(held.shard)
     assert torch.equal(cuts[0].train, cuts[1].train) and torch.equal(cuts[0].test, cuts[1].test)
 
 
 def engine_tasks(experiment):
     tasks = []
-    run_round(replace(experiment.problem, max_void=9), experiment.start, lambda ts: tasks.extend(ts) or [])
+    run_round(
+        with_run(experiment.server, max_void=9), experiment.start, lambda ts: tasks.extend(ts) or []
+    )
     return tasks
 
 
-# --------------------------------------------------------------------------- nodes come, go and lie
+# ------------------------------------------------------------------- nodes that come, go and lie
 
 
-def test_a_node_that_left_is_missed_and_one_that_joins_is_asked(shared, tmp_path):
+def test_a_node_that_left_is_missed_and_one_that_joins_gets_tasks(shared, tmp_path):
     grid = grid_of(shared, tmp_path, away={1})
     engine = engine_over(grid, shared)
-    state, first = run_round(shared.problem, shared.start, engine.execute)
-    assert first.accepted == (0, 2, 3) and first.rejected == {1: "no node is this client"}
+    state, first = run_round(shared.server, shared.start, engine.execute)
+    assert first.accepted == (0, 2, 3) and reasons(first) == {1: "no node is this client"}
     grid.away = {3}
-    _, second = run_round(shared.problem, state, engine.execute)
-    assert second.accepted == (0, 1, 2) and second.rejected == {3: "no node is this client"}
+    _, second = run_round(shared.server, state, engine.execute)
+    assert second.accepted == (0, 1, 2) and reasons(second) == {3: "no node is this client"}
 
 
-def test_of_two_nodes_that_claim_a_client_one_is_asked_and_the_other_takes_over(shared, tmp_path):
+def test_of_two_nodes_that_claim_a_client_one_gets_tasks_and_the_other_takes_over(shared, tmp_path):
     grid = grid_of(shared, tmp_path)
     grid.configs.append({"partition-id": 2, "folder": str(tmp_path)})
     roster = Roster()
     engine = engine_over(grid, shared, roster=roster)
-    state, record = run_round(shared.problem, shared.start, engine.execute)
+    state, record = run_round(shared.server, shared.start, engine.execute)
     assert record.accepted == (0, 1, 2, 3)
     tasks = [m.metadata.dst_node_id for m in grid.seen if m.metadata.message_type == "train"]
     (first,) = {102, 104} & set(tasks)
     assert tasks.count(first) == 1
     grid.away = {first - 100}
-    _, record = run_round(shared.problem, state, engine.execute)
+    _, record = run_round(shared.server, state, engine.execute)
     assert record.accepted == (0, 1, 2, 3) and roster.nodes[2] == 206 - first
 
 
-def test_nodes_that_do_not_fit_are_not_asked(shared, tmp_path):
+def test_nodes_that_do_not_fit_get_no_tasks(shared, tmp_path):
     grid = grid_of(shared, tmp_path)
     grid.configs += [{}, {"partition-id": 77}, {"partition-id": 3, "capacity": 7.0}]
     roster = Roster()
-    _, record = run_round(shared.problem, shared.start, engine_over(grid, shared, roster=roster).execute)
+    _, record = run_round(
+        shared.server, shared.start, engine_over(grid, shared, roster=roster).execute
+    )
     assert record.accepted == (0, 1, 2, 3)
     assert "does not know which client it is" in roster.refused[104]
     assert "the config has clients 0 to 3" in roster.refused[105]
     assert "capacity=7.0 is not a share" in roster.refused[106]
     other, strangers = assemble(config.parse({}, [*SMALL, "local.lr=0.5"])), Roster()
     engine = engine_over(grid_of(shared, tmp_path), other, roster=strangers)
-    _, record = run_round(other.problem, other.start, engine.execute)
+    _, record = run_round(other.server, other.start, engine.execute)
     assert set(strangers.refused.values()) == {"it was set up with another config"} and record.void
 
 
@@ -327,21 +409,25 @@ def test_after_the_deadline_a_client_is_late_and_its_answer_is_never_used(shared
     held = {}
 
     def slow(asked, answer):
-        if asked.metadata.message_type == "train" and asked.metadata.dst_node_id == 101 and not held:
+        if (
+            asked.metadata.message_type == "train"
+            and asked.metadata.dst_node_id == 101
+            and not held
+        ):
             held[asked.metadata.message_id] = answer
             return None
         return answer
 
     grid = grid_of(shared, tmp_path, spoil=slow)
     engine = engine_over(grid, shared, deadline=0.2)
-    state, record = run_round(shared.problem, shared.start, engine.execute)
+    state, record = run_round(shared.server, shared.start, engine.execute)
     assert record.late == (1,) and record.accepted == (0, 2, 3) and not record.rejected
     grid.waiting |= held  # now it comes
-    after, record = run_round(shared.problem, state, engine.execute)
+    after, record = run_round(shared.server, state, engine.execute)
     assert record.accepted == (0, 1, 2, 3) and not held.keys() & grid.waiting.keys()
     clean = engine_over(grid_of(shared, tmp_path), shared)
-    same, _ = run_round(shared.problem, state, clean.execute)
-    assert all(torch.equal(after.W[n], same.W[n]) for n in same.W)
+    expected, _ = run_round(shared.server, state, clean.execute)
+    assert same(after.W, expected.W)
 
 
 def test_a_dead_node_is_matched_by_message_though_the_superlink_answers_for_it(shared, tmp_path):
@@ -353,19 +439,23 @@ def test_a_dead_node_is_matched_by_message_though_the_superlink_answers_for_it(s
         return answer
 
     _, record = run_round(
-        shared.problem, shared.start, engine_over(grid_of(shared, tmp_path, spoil=dead), shared).execute
+        shared.server,
+        shared.start,
+        engine_over(grid_of(shared, tmp_path, spoil=dead), shared).execute,
     )
-    assert record.rejected == {2: "Flower says (code 5): Node Unavailable?[31m - it left"}
+    assert reasons(record) == {2: "Flower reports (code 5): Node Unavailable?[31m - it left"}
     assert record.accepted == (0, 1, 3)
 
 
-def test_a_client_that_raises_says_why(shared, tmp_path, monkeypatch):
+def test_a_client_that_raises_is_rejected_with_its_exception(shared, tmp_path, monkeypatch):
     def breaks(*_):
         raise MemoryError("no room")
 
-    monkeypatch.setattr("fedp3.engines.inprocess.local_update", breaks)
-    _, record = run_round(shared.problem, shared.start, engine_over(grid_of(shared, tmp_path), shared).execute)
-    assert record.void and "MemoryError: no room" in record.rejected[0]
+    monkeypatch.setattr("fedp3.engines.base.local_update", breaks)
+    _, record = run_round(
+        shared.server, shared.start, engine_over(grid_of(shared, tmp_path), shared).execute
+    )
+    assert record.void and "MemoryError: no room" in reasons(record)[0]
 
 
 # --------------------------------------------------------------------------- malformed replies
@@ -390,15 +480,23 @@ def raw(data: bytes, kind: str = "fedp3") -> RecordDict:
 
 MALFORMED = {
     "nothing": (lambda d: RecordDict(), "no 'fedp3' frame"),
-    "a config instead of arrays": (lambda d: RecordDict({FRAME: ConfigRecord({"frame": b"x"})}), "no 'fedp3' frame"),
+    "a config instead of arrays": (
+        lambda d: RecordDict({FRAME: ConfigRecord({"frame": b"x"})}),
+        "no 'fedp3' frame",
+    ),
     "two arrays": (
-        lambda d: RecordDict({FRAME: ArrayRecord({k: Array("uint8", (1,), "x", b"x") for k in "ab"})}),
+        lambda d: RecordDict(
+            {FRAME: ArrayRecord({k: Array("uint8", (1,), "x", b"x") for k in "ab"})}
+        ),
         "no 'fedp3' frame",
     ),
     "no bytes": (lambda d: raw(b""), "no fedp3 message"),
     "noise": (lambda d: raw(os.urandom(5000)), "no fedp3 message"),
     "a pickle": (lambda d: raw(pickle.dumps(Bomb(f"{d}/marker"))), "no fedp3 message"),
-    "a pickle called numpy": (lambda d: raw(pickle.dumps(Bomb(f"{d}/marker")), "numpy.ndarray"), "no fedp3 message"),
+    "a pickle called numpy": (
+        lambda d: raw(pickle.dumps(Bomb(f"{d}/marker")), "numpy.ndarray"),
+        "no fedp3 message",
+    ),
     "a header of 2**31": (lambda d: raw(MAGIC + b"\xff\xff\xff\x7f"), "header of 2147483647 bytes"),
     "too much": (lambda d: raw(frame(kind="update") + bytes(50_000_000)), "at most"),
     "a task": (lambda d: raw(frame(kind="task")), "kind 'update'"),
@@ -406,7 +504,10 @@ MALFORMED = {
     "half": (None, "checksum"),
     "NaN": (None, "NaN or infinity"),
     "a reason of a megabyte": (lambda d: failure("<script>" + "x" * 1_000_000), "<script>xxx"),
-    "a reason that is bytes": (lambda d: RecordDict({FAILURE: ConfigRecord({"reason": b"x"})}), "a bytes instead"),
+    "a reason that is bytes": (
+        lambda d: RecordDict({FAILURE: ConfigRecord({"reason": b"x"})}),
+        "a bytes instead",
+    ),
 }
 
 
@@ -421,18 +522,22 @@ def test_a_malformed_reply_is_refused_with_a_reason_and_leaves_no_trace(kind, sh
 
     grid = grid_of(shared, tmp_path / "nodes", spoil=only_client_1)
     began = time.process_time()
-    new, record = run_round(shared.problem, shared.start, engine_over(grid, shared).execute)
-    assert record.accepted == (0, 2, 3) and reason in record.rejected[1], record.rejected
-    assert len(record.rejected[1]) <= 500 and record.rejected[1].isprintable()
+    new, record = run_round(shared.server, shared.start, engine_over(grid, shared).execute)
+    assert record.accepted == (0, 2, 3) and reason in reasons(record)[1], record.rejected
+    assert len(reasons(record)[1]) <= 500 and reasons(record)[1].isprintable()
     assert not (tmp_path / "marker").exists() and time.process_time() - began < 20
     without = grid_of(shared, tmp_path / "nodes", away={1})
-    clean_round, _ = run_round(shared.problem, shared.start, engine_over(without, shared).execute)
+    clean_round, _ = run_round(shared.server, shared.start, engine_over(without, shared).execute)
     assert all(torch.equal(new.W[n], clean_round.W[n]) for n in new.W)
 
 
 def _half(shared):
     def spoil(asked, answer):
-        return answer if NODE in answer.content else Message(raw(frame_of(answer.content)[:-10]), reply_to=asked)
+        return (
+            answer
+            if NODE in answer.content
+            else Message(raw(frame_of(answer.content)[:-10]), reply_to=asked)
+        )
 
     return spoil
 
@@ -443,10 +548,14 @@ def _changed(shared, change):
     def spoil(asked, answer):
         if NODE in answer.content:
             return answer
-        layers, stale = shared.problem.layers, shared.problem.pruning.stale
-        tensors = {n: torch.ones(layers.shapes[n]) for l in tasks[1].plan.uploaded for n in layers.layers[l]}
-        update = change(ClientUpdate(1, 0, tensors, 10))
-        return Message(raw(encode_update(update, tasks[1], layers, stale)), reply_to=asked)
+        layers, unfed = shared.server.layers, shared.server.spec.pruning.unfed_columns
+        tensors = {
+            n: torch.ones(layers.shapes[n])
+            for l in tasks[1].plan.uploaded
+            for n in layers.layers[l]
+        }
+        update = change(ClientUpdate(client=1, t=0, tensors=tensors, examples=10))
+        return Message(raw(encode_update(update, tasks[1], layers, unfed)), reply_to=asked)
 
     return spoil
 
@@ -456,10 +565,12 @@ def _renamed(shared):
 
 
 def _nan(shared):
-    return _changed(shared, lambda u: replace(u, tensors={n: w * float("nan") for n, w in u.tensors.items()}))
+    return _changed(
+        shared, lambda u: replace(u, tensors={n: w * float("nan") for n, w in u.tensors.items()})
+    )
 
 
-# --------------------------------------------------------------------------- records, there and back
+# -------------------------------------------------------------------------- records, there and back
 
 
 @given(st.binary(max_size=2000))
@@ -467,7 +578,10 @@ def test_a_frame_comes_back_as_it_was(data):
     assert frame_of(put_frame(RecordDict(), data)) == data
 
 
-@given(st.integers(0, 1000), st.dictionaries(st.text("abc./", min_size=1, max_size=9), st.integers(0, 5), min_size=1))
+@given(
+    st.integers(0, 1000),
+    st.dictionaries(st.text("abc./", min_size=1, max_size=9), st.integers(0, 5), min_size=1),
+)
 def test_a_state_comes_back_as_it_was(t, sizes):
     state = ClientState(t, {n: torch.arange(float(k)) for n, k in sizes.items()})
     back = state_of(state_bytes(state))
@@ -483,13 +597,20 @@ def test_noise_is_no_state(data):
 
 @given(st.integers(0, (1 << 31) - 1), st.integers(0, 1 << 40), st.floats(0, 1, exclude_min=True))
 def test_an_identity_comes_back_as_it_was(client, examples, capacity):
-    identity = Identity(client, examples, capacity, "0f" * 32)
+    identity = Identity(client=client, examples=examples, capacity=capacity, digest="0f" * 32)
     assert identity_of(identity_record(identity)) == identity
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"client": -1}, {"client": True}, {"client": "0"}, {"client": 1 << 40}, {"examples": -1}, {"examples": 2.5}]
+    [
+        {"client": -1},
+        {"client": True},
+        {"client": "0"},
+        {"client": 1 << 40},
+        {"examples": -1},
+        {"examples": 2.5},
+    ]
     + [{"capacity": v} for v in (0.0, 1.5, float("nan"), "half")]
     + [{"digest": v} for v in ("", "../..", b"x", "g" * 64)],
 )
@@ -512,11 +633,11 @@ def test_a_reason_is_one_printable_line(text):
     assert failure_in(failure(text)) == clean(text[:500])
 
 
-# --------------------------------------------------------------------------- an app of one's own
+# --------------------------------------------------------------------------- a user's own app
 
 
 def own_net():
-    with layers_draw_from(stream(3, Use.INIT)):
+    with layers_draw_from(stream(3, Stream.INIT)):
         sizes = (nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 6), nn.ReLU(), nn.Linear(6, 3))
     return nn.Sequential(*sizes)
 
@@ -528,47 +649,75 @@ def own_data(context):
 
 
 def own_config(*more: str):
-    return config.parse({}, ["partition.clients=3", "run.clients_per_round=0", "run.rounds=4", "local.lr=0.3", *more])
+    return config.parse(
+        {},
+        ["partition.clients=3", "run.clients_per_round=0", "run.rounds=4", "local.lr=0.3", *more],
+    )
 
 
-def test_as_a_strategy_it_trains_a_net_of_ones_own_on_data_that_only_the_nodes_have(tmp_path):
+def own_grid(c, folder: Path, **fields) -> FakeGrid:
+    nodes = [{"partition-id": i, "folder": str(folder)} for i in range(3)]
+    return FakeGrid(client_app(own(c, own_net, own_data)), nodes, **fields)
+
+
+def test_a_users_network_trains_on_data_that_only_the_nodes_have(tmp_path):
     c = own_config("plan.head=personal_uploaded")
-    nodes = [{"partition-id": i, "folder": str(tmp_path / "nodes")} for i in range(3)]
-    grid = FakeGrid(client_app(own(c, own_net, own_data)), nodes)
-    scored = []
-    strategy = FedP3(c, own_net(), torch.zeros(6), 3, tmp_path / "run", wait=1)
-    result = strategy.start(grid, num_rounds=4, evaluate_fn=lambda t, arrays: scored.append((t, list(arrays))))
-    assert scored == [(0, list(own_net().state_dict())), (4, list(own_net().state_dict()))]
-    assert list(result.train_metrics_clientapp) == [1, 2, 3, 4]
-    assert result.evaluate_metrics_clientapp[4]["G"] > 0.6
-    assert read_json(tmp_path / "run" / "result.json")["rejected"] == 0
-    assert {len(e["accepted"]) for e in read_events(tmp_path / "run")} == {3}
-    again = FedP3(c, own_net(), torch.zeros(6), 3, wait=1).start(FakeGrid(grid.app, nodes))
-    assert all(again.arrays[n].data == w.data for n, w in result.arrays.items()), "with and without a folder"
+
+    def trained(folder: Path | None):
+        grid = own_grid(c, tmp_path / "nodes")
+        return run_on_grid(grid, c, own_net(), torch.zeros(6), 3, folder, wait=1)
+
+    outcome = trained(tmp_path / "run")
+    assert outcome.result["accuracy_global"] > 0.6 and outcome.result["rejected"] == 0
+    recorded = read_json(tmp_path / "run" / "result.json")
+    assert recorded["model_sha256"] == outcome.result["model_sha256"]
+    events = read_events(tmp_path / "run")
+    assert [e["t"] for e in events] == [0, 1, 2, 3]
+    assert all(len(e["accepted"]) == 3 and e["loss"] is not None for e in events)
+    assert same(trained(None).state.W, outcome.state.W), "with and without a folder"
 
 
-def test_the_strategy_asks_for_the_noise_where_it_does_not_know_the_records():
+def test_a_server_without_records_cannot_find_the_noise_and_trains_with_a_given_one(tmp_path):
     ldp = ["privacy.enabled=true", "plan.others=freeze"]
+    grid = FakeGrid(None, [])
     with pytest.raises(InputError, match=r"fedp3 privacy sigma.*privacy\.noise_multiplier"):
-        FedP3(own_config(*ldp), own_net(), torch.zeros(6), 3)
-    FedP3(own_config(*ldp, "privacy.noise_multiplier=2.0"), own_net(), torch.zeros(6), 3)
+        run_on_grid(grid, own_config(*ldp), own_net(), torch.zeros(6), 3)
+    c = own_config(*ldp, "privacy.noise_multiplier=2.0", "privacy.epsilon=50.0")
+    grid = own_grid(c, tmp_path / "nodes")
+    outcome = run_on_grid(grid, c, own_net(), torch.zeros(6), 3, wait=1)
+    assert outcome.result["rejected"] == 0 and outcome.state.t == 4
 
 
-def test_the_strategy_refuses_what_it_cannot_do():
-    strategy = FedP3(own_config(), own_net(), torch.zeros(6), 3)
-    with pytest.raises(InputError, match=r"num_rounds=9, but \[run\] rounds = 4"):
-        strategy.start(FakeGrid(None, []), num_rounds=9)
-    with pytest.raises(InputError, match="do not fit the net"):
-        strategy.start(FakeGrid(None, []), ArrayRecord({"0.weight": Array(torch.zeros(2).numpy())}))
-    for call in (strategy.configure_train, strategy.configure_evaluate):
-        with pytest.raises(InputError, match="call its start"):
-            call(1, ArrayRecord(), ConfigRecord(), None)
-    for call in (strategy.aggregate_train, strategy.aggregate_evaluate):
-        with pytest.raises(InputError, match="call its start"):
-            call(1, [])
+def test_a_run_on_a_grid_is_continued_only_on_request_and_only_with_its_own_settings(tmp_path):
+    c = own_config()
+
+    def run(config_, **options):
+        grid = own_grid(config_, tmp_path / "nodes")
+        example, out = torch.zeros(6), tmp_path / "run"
+        return run_on_grid(grid, config_, own_net(), example, 3, out, wait=1, **options)
+
+    first = run(c)
+    with pytest.raises(InputError, match="holds a run already"):
+        run(c)
+    assert same(run(c, resume=True).state.W, first.state.W)
+    with pytest.raises(InputError, match="begun with other settings"):
+        run(own_config("local.lr=0.2"), resume=True)
 
 
-def test_a_node_that_is_slow_to_say_who_it_is_is_asked_once_and_met_later(shared, tmp_path, monkeypatch):
+def test_noise_from_a_seed_is_refused_by_the_server_too():
+    seeded = own_config(
+        "privacy.enabled=true",
+        "privacy.randomness=seeded",
+        "privacy.noise_multiplier=2.0",
+        "privacy.epsilon=50.0",
+    )
+    with pytest.raises(ConfigError, match="is for simulation"):
+        run_on_grid(FakeGrid(None, []), seeded, own_net(), torch.zeros(6), 3)
+
+
+def test_a_node_that_is_slow_to_identify_itself_is_queried_once_and_met_later(
+    shared, tmp_path, monkeypatch
+):
     monkeypatch.setattr("fedp3.engines.flower.grid.QUERY_SECONDS", 0.1)
     held = {}
 
@@ -580,14 +729,14 @@ def test_a_node_that_is_slow_to_say_who_it_is_is_asked_once_and_met_later(shared
 
     grid = grid_of(shared, tmp_path, spoil=slow)
     engine = engine_over(grid, shared)
-    state, record = run_round(shared.problem, shared.start, engine.execute)
-    assert record.accepted == (0, 1, 2) and record.rejected == {3: "no node is this client"}
+    state, record = run_round(shared.server, shared.start, engine.execute)
+    assert record.accepted == (0, 1, 2) and reasons(record) == {3: "no node is this client"}
     grid.waiting |= held
-    _, record = run_round(shared.problem, state, engine.execute)
+    _, record = run_round(shared.server, state, engine.execute)
     assert record.accepted == (0, 1, 2, 3) and len(held) == 1
 
 
-def test_a_node_whose_process_broke_when_asked_is_asked_again(shared, tmp_path):
+def test_a_node_whose_process_broke_in_a_query_is_queried_again(shared, tmp_path):
     broke = []
 
     def breaks(asked, answer):
@@ -597,7 +746,7 @@ def test_a_node_whose_process_broke_when_asked_is_asked_again(shared, tmp_path):
         return answer
 
     engine = engine_over(grid_of(shared, tmp_path, spoil=breaks), shared)
-    state, record = run_round(shared.problem, shared.start, engine.execute)
+    state, record = run_round(shared.server, shared.start, engine.execute)
     assert len(record.accepted) == 3
-    _, record = run_round(shared.problem, state, engine.execute)
+    _, record = run_round(shared.server, state, engine.execute)
     assert record.accepted == (0, 1, 2, 3)

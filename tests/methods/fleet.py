@@ -1,25 +1,31 @@
-"""One small fleet for every method, through the same door as users come in: a config."""
+"""One small fleet for every method, entered as users enter it: through a config."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
 from fedp3 import config
 from fedp3.data import Dataset
-from fedp3.engines.inprocess import Engine, States, sequential
-from fedp3.experiment import Experiment, assemble_own
+from fedp3.engines.base import Engine, States
+from fedp3.engines.in_process import sequential
+from fedp3.experiment.assemble import Experiment, assemble_own
 from fedp3.methods import METHODS
-from fedp3.models import Spec, build
-from fedp3.server import ServerState, run
+from fedp3.methods.fedcr import coded_tail
+from fedp3.models.zoo import ModelSettings, ModelSpec, build
+from fedp3.server.context import ServerContext, ServerState
+from fedp3.server.rounds import run
 from worlds import CLASSES, world
 
-from . import reference as twins
+from . import reference as ref
 
 SMALL = (
-    "partition.clients=4", "run.clients_per_round=0", "run.rounds=3", "run.eval_every=0", "run.seed=5",
-    "local.steps=3", "local.batch=4", "local.lr=0.1", "local.clip_norm=0", "data.augment=false",
+    "partition.clients=4", "run.clients_per_round=0", "run.rounds=3", "run.eval_every=0",
+    "run.seed=5", "local.steps=3", "local.batch=4", "local.lr=0.1", "local.clip_norm=0",
+    "local.augment=false",
 )  # fmt: skip
-FOUR = "prune.keep=[1.0, 0.5, 0.25, 0.125]"  # where a method has more device classes than we have clients
-NETS = {"mlp": ((1, 3, 3), 0.012), "resnet": ((1, 8, 8), 1 / 16)}  # twelve hidden units; a code of three
+# for methods that have more device classes than there are clients here
+FOUR = "prune.keep=[1.0, 0.5, 0.25, 0.125]"
+# input shape and width: twelve hidden units, and a code of three numbers
+NETS = {"mlp": ((1, 3, 3), 0.012), "resnet": ((1, 8, 8), 1 / 16)}
 
 
 def kind_of(method: str) -> str:
@@ -27,34 +33,55 @@ def kind_of(method: str) -> str:
 
 
 def experiment(method: str, *overrides: str, stacked: bool = False) -> Experiment:
-    """A method on four clients; unless asked for, clients are not stacked, so that all methods compute alike."""
-    more = [FOUR] if isinstance(METHODS[method].settings.get("prune", {}).get("keep"), list) else []
-    c = config.parse({"method": method}, [*SMALL, *more, *overrides])
-    here = world(kind_of(method), seed=5)
+    """A method on four clients; clients are not stacked unless `stacked` is set."""
+    many = isinstance(METHODS[method].settings.get("prune", {}).get("keep"), list)
+    c = config.parse({"method": method}, [*SMALL, *([FOUR] if many else []), *overrides])
+    fleet = world(kind_of(method), seed=5)
     shape, width = NETS[kind_of(method)]
     name = {"mlp": "mlp", "resnet": "resnet18"}[kind_of(method)]
-    net = build(name, Spec(shape, CLASSES, width, code=c.hooks.code), 7)
-    e = assemble_own(c, net, data(method), shards=here.shards)
-    return e if stacked else replace(e, recipe=replace(e.recipe, chain=()))
+    model = ModelSettings(name=name, width=width)
+    net = build(ModelSpec(shape, CLASSES, model, coded_tail(c.hooks.code, model)), 7)
+    e = assemble_own(c, net, data(method), shards=fleet.shards)
+    return e if stacked else replace(e, client=replace(e.client, stacked=False))
 
 
 def data(method: str) -> Dataset:
     return world(kind_of(method)).data
 
 
-def trained(e: Experiment, rounds: int = 2, engine: Engine | None = None) -> tuple[ServerState, States]:
-    engine = engine or sequential(e.recipe, e.shards)
-    *_, (state, _) = run(replace(e.problem, rounds=rounds), e.start, engine.execute)
+def with_rounds(server: ServerContext, rounds: int, **run_settings: int) -> ServerContext:
+    """The same server over another number of rounds, and with other settings of [run]."""
+    return replace(
+        server,
+        run=replace(server.run, rounds=rounds, **run_settings),
+        spec=replace(server.spec, rounds=rounds),
+    )
+
+
+def trained(
+    e: Experiment, rounds: int = 2, engine: Engine | None = None
+) -> tuple[ServerState, States]:
+    engine = engine or sequential(e.client, e.shards)
+    *_, (state, _) = run(with_rounds(e.server, rounds), e.start, engine.execute)
     return state, engine.states
 
 
-def bench(e: Experiment) -> twins.Bench:
-    """The same for the twins."""
+def bench(e: Experiment) -> ref.Bench:
+    """The same fleet for the reference implementations."""
 
     def lists(parts: Sequence[str]) -> list[dict[int, list[int]]]:
         return [{i: getattr(s, part).tolist() for i, s in e.shards.items()} for part in parts]
 
     train, test = lists(["train", "test"])
-    local, pictures = e.recipe.local, e.recipe.data
-    how = (e.problem.seed, local.steps, local.batch, local.lr)
-    return twins.Bench(pictures.x, pictures.y, train, test, dict(e.start.W), *how)
+    local = e.client.local
+    return ref.Bench(
+        x=e.client.data.x,
+        y=e.client.data.y,
+        train=train,
+        test=test,
+        W=dict(e.start.W),
+        seed=e.server.spec.seed,
+        steps=local.steps,
+        batch=local.batch,
+        lr=local.lr,
+    )

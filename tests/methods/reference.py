@@ -1,7 +1,8 @@
-"""The neighbours once more, written from their papers for one small MLP, with plain loops.
+"""Reference implementations of the baselines for one small MLP, written from their papers.
 
-Everything a method does in a round is spelled out: who gets which coordinates, what the net computes, what is added to
-a gradient, what comes back.  Of the package only the addressed generators are used, for both must draw the same.
+Everything that a method does in a round is spelled out in plain loops: who gets which coordinates,
+what the network computes, what is added to a gradient, what is uploaded.  Of the package only the
+addressed generators are used, since both sides must draw the same.
 """
 
 import math
@@ -14,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, relu, softplus
 
-from fedp3.rng import Use, stream
-from fedp3.types import Local
+from fedp3.client.batching import LocalSettings
+from fedp3.core.randomness import Stream, stream
 from reference import batches
 
 Values = dict[str, Tensor]
@@ -55,7 +56,7 @@ def forward(W: Values, x: Tensor, shares: Mapping[str, float] | None = None) -> 
 
 def orders(samples: int, steps: int, batch: int, rng: torch.Generator) -> list[list[int]]:
     """Shuffled epochs cut into batches, until there are enough."""
-    return batches(samples, Local(steps=steps, batch=batch), rng)
+    return batches(samples, LocalSettings(steps=steps, batch=batch), rng)
 
 
 def plain(W: Values, x: Tensor, y: Tensor) -> Tensor:
@@ -65,7 +66,9 @@ def plain(W: Values, x: Tensor, y: Tensor) -> Tensor:
 def gradient(W: Values, names: Sequence[str], loss: Callable[[Values], Tensor]) -> Values:
     leaves = {n: w.clone().requires_grad_(n in names) for n, w in W.items()}
     found = torch.autograd.grad(loss(leaves), [leaves[n] for n in names], allow_unused=True)
-    return {n: torch.zeros_like(W[n]) if g is None else g for n, g in zip(names, found, strict=True)}
+    return {
+        n: torch.zeros_like(W[n]) if g is None else g for n, g in zip(names, found, strict=True)
+    }
 
 
 def local(
@@ -83,7 +86,7 @@ def local(
     """K steps of SGD on these tensors; `add` is what a method adds to a gradient."""
     W = {n: w.clone() for n, w in start.items()}
     mine = torch.tensor(b.train[i])
-    for rows in orders(len(mine), steps or b.steps, b.batch, stream(b.seed, Use.BATCHES, *at)):
+    for rows in orders(len(mine), steps or b.steps, b.batch, stream(b.seed, Stream.BATCHES, *at)):
         x, y = b.x[mine[rows]], b.y[mine[rows]]
         grads = gradient(W, names, lambda leaves, x=x, y=y: loss(leaves, x, y))
         for n, g in grads.items():
@@ -112,7 +115,9 @@ def average(W: Values, uploads: Sequence[Upload]) -> Values:
     out = {n: w.clone() for n, w in W.items()}
     for n, w in W.items():
         for at in _coordinates(w):
-            who = [u for u in uploads if n in u.tensors and (n not in u.masks or bool(u.masks[n][at]))]
+            who = [
+                u for u in uploads if n in u.tensors and (n not in u.masks or bool(u.masks[n][at]))
+            ]
             if who:
                 total = math.fsum(u.weight * float(u.tensors[n][at]) for u in who)
                 out[n][at] = total / math.fsum(u.weight for u in who)
@@ -213,7 +218,7 @@ def sliced(
     aids: bool = False,
     by_examples: bool = False,
 ) -> Round:
-    """Methods that cut units and send the slice back; `units(t, i, width, layer, keep)` are those that stay."""
+    """Methods that prune units and upload what is left: `units(t, i, width, layer, keep)`."""
 
     def one(t: int, W: Values, clients: list[Client]) -> Values:
         uploads = []
@@ -225,11 +230,17 @@ def sliced(
             shares = {l: len(kept[l]) / width[l] for l in HIDDEN} if aids else {}
             mine = set(b.y[torch.tensor(b.train[i])].tolist())
 
-            def loss(V: Values, x: Tensor, y: Tensor, shares: Any = shares, mine: set[int] = mine) -> Tensor:
+            def loss(
+                V: Values, x: Tensor, y: Tensor, shares: Any = shares, mine: set[int] = mine
+            ) -> Tensor:
                 logits = forward(V, x, shares)
                 if aids:
                     logits = torch.stack(
-                        [logits[:, c] if c in mine else torch.zeros(len(y)) for c in range(logits.shape[1])], 1
+                        [
+                            logits[:, c] if c in mine else torch.zeros(len(y))
+                            for c in range(logits.shape[1])
+                        ],
+                        1,
                     )
                 return cross_entropy(logits, y)
 
@@ -241,7 +252,7 @@ def sliced(
 
 
 def fjord(b: Bench, keeps: Sequence[float], grid: Sequence[float], distil: bool = False) -> Round:
-    """Every batch trains the leading share p of what the client has, p drawn among those it can carry."""
+    """Every batch trains the leading share p of the client's units, p drawn up to its capacity."""
 
     def one(t: int, W: Values, clients: list[Client]) -> Values:
         uploads = []
@@ -250,9 +261,9 @@ def fjord(b: Bench, keeps: Sequence[float], grid: Sequence[float], distil: bool 
             most = {l: list(range(ceil_share(keeps[i], width[l]))) for l in HIDDEN}
             masks = unit_masks(W, most)
             w = {n: v * masks[n] for n, v in W.items()}
-            own, draw = torch.tensor(b.train[i]), stream(b.seed, Use.LOCAL_PRUNE, t, i)
+            own, draw = torch.tensor(b.train[i]), stream(b.seed, Stream.LOCAL_PRUNE, t, i)
             can = [p for p in grid if p <= keeps[i]]
-            for rows in orders(len(own), b.steps, b.batch, stream(b.seed, Use.BATCHES, t, i)):
+            for rows in orders(len(own), b.steps, b.batch, stream(b.seed, Stream.BATCHES, t, i)):
                 x, y = b.x[own[rows]], b.y[own[rows]]
                 p = can[int(float(torch.rand((), generator=draw)) * len(can))]
                 less = {l: most[l][: math.ceil(p / keeps[i] * len(most[l]) - 1e-9)] for l in HIDDEN}
@@ -264,8 +275,8 @@ def fjord(b: Bench, keeps: Sequence[float], grid: Sequence[float], distil: bool 
                 )
                 grads = {n: g * on[n] for n, g in small.items()}
                 if distil:
-                    whole = gradient(w, BODY + OUT, lambda V, x=x, y=y: plain(V, x, y))
-                    grads = {n: g + whole[n] * masks[n] for n, g in grads.items()}
+                    dense = gradient(w, BODY + OUT, lambda V, x=x, y=y: plain(V, x, y))
+                    grads = {n: g + dense[n] * masks[n] for n, g in grads.items()}
                 w = {n: v - b.lr * grads[n] for n, v in w.items()}
             uploads.append(Upload(w, len(b.train[i]), masks))
         return average(W, uploads)
@@ -283,7 +294,9 @@ def fiarse(b: Bench, keeps: Sequence[float]) -> Round:
         for i in b.train:
             masks = {n: torch.ones_like(w) for n, w in W.items()}
             weights = [f"{l}.weight" for l in HIDDEN]
-            places = [(-abs(v), n, j) for n in weights for j, v in enumerate(W[n].flatten().tolist())]
+            places = [
+                (-abs(v), n, j) for n in weights for j, v in enumerate(W[n].flatten().tolist())
+            ]
             k = max(1, math.floor(Fraction(str(keeps[i])) * len(places)))
             best = {(n, j) for _, n, j in sorted(places, key=lambda place: place[0])[:k]}
             for n in weights if keeps[i] < 1 else ():
@@ -296,7 +309,7 @@ def fiarse(b: Bench, keeps: Sequence[float]) -> Round:
     return one
 
 
-# --------------------------------------------------------------------------- what is exchanged, compressed, optimised
+# --------------------------------------------------------- what is exchanged, compressed, optimised
 
 
 def scaffold(b: Bench) -> tuple[Round, Values]:
@@ -319,13 +332,15 @@ def scaffold(b: Bench) -> tuple[Round, Values]:
     return one, c
 
 
-def compressed(b: Bench, squeeze: Callable[[Tensor, torch.Generator], Tensor], feedback: bool = False) -> Round:
+def compressed(
+    b: Bench, squeeze: Callable[[Tensor, torch.Generator], Tensor], feedback: bool = False
+) -> Round:
     """FedAvg in which the server sees W_t + squeeze(change)."""
 
     def one(t: int, W: Values, clients: list[Client]) -> Values:
         uploads = []
         for i in b.train:
-            back, rng = local(b, i, W, (t, i)), stream(b.seed, Use.COMPRESS, t, i)
+            back, rng = local(b, i, W, (t, i)), stream(b.seed, Stream.COMPRESS, t, i)
             seen = {}
             for n in W:
                 change = back[n] - W[n] + (clients[i].kept.get(n, 0) if feedback else 0)
@@ -343,7 +358,9 @@ def top_share(share: float) -> Callable[[Tensor, torch.Generator], Tensor]:
         values = d.flatten().tolist()
         k = max(1, math.floor(Fraction(str(share)) * len(values)))
         best = sorted(range(len(values)), key=lambda j: (-abs(values[j]), j))[:k]
-        return torch.tensor([v if j in best else 0.0 for j, v in enumerate(values)]).reshape(d.shape)
+        return torch.tensor([v if j in best else 0.0 for j, v in enumerate(values)]).reshape(
+            d.shape
+        )
 
     return squeeze
 
@@ -352,7 +369,10 @@ def eight_bits(d: Tensor, rng: torch.Generator) -> Tensor:
     scale = float(d.abs().max()) / 127
     u = torch.rand(d.numel(), generator=rng).tolist()
     return torch.tensor(
-        [scale * math.floor(v / scale + chance) for v, chance in zip(d.flatten().tolist(), u, strict=True)]
+        [
+            scale * math.floor(v / scale + chance)
+            for v, chance in zip(d.flatten().tolist(), u, strict=True)
+        ]
     ).reshape(d.shape)
 
 
@@ -408,18 +428,18 @@ def fedcr(b: Bench, beta: float, draws: int, classes: int) -> tuple[Round, Value
         return fit + beta * apart
 
     def one(t: int, W: Values, clients: list[Client]) -> Values:
-        uploads, said = [], []
+        uploads, experts = [], []
         for i in b.train:
             w = {**W, **{n: clients[i].kept.get(n, b.W[n]) for n in OUT}}
             with torch.random.fork_rng(devices=[]):
-                torch.random.set_rng_state(stream(b.seed, Use.LAYER, t, i).get_state())
+                torch.random.set_rng_state(stream(b.seed, Stream.LAYER, t, i).get_state())
                 w = local(b, i, w, (t, i), names=[*body, *OUT], loss=loss)
             clients[i].kept = {n: w[n] for n in OUT}
             uploads.append(Upload({n: w[n] for n in body}))
-            said.append(_experts(b, i, w, classes))
+            experts.append(_experts(b, i, w, classes))
         for label in range(classes):
             precision, weighted = torch.ones(z), torch.zeros(z)
-            for of in said:
+            for of in experts:
                 if label in of:
                     mean, trust = of[label]
                     precision, weighted = precision + trust, weighted + trust * mean

@@ -1,4 +1,4 @@
-"""The audit of a config's own net: correct code passes under any settings, and a bug fails under all of them."""
+"""The audit of a config's network: under any settings correct code passes and a bug fails."""
 
 from dataclasses import replace
 
@@ -7,12 +7,13 @@ import torch
 from torch import Tensor
 
 from fedp3 import config
-from fedp3.experiment import assemble
-from fedp3.privacy import account, mechanism
-from fedp3.privacy.audit import Finding, at_home
-from fedp3.privacy.neighbours import bench
-from fedp3.server import plans_for
-from fedp3.types import Private
+from fedp3.experiment.assemble import assemble
+from fedp3.privacy import accountant
+from fedp3.privacy import mechanism as seams
+from fedp3.privacy.audit.attacks import Finding, attack_network
+from fedp3.privacy.audit.neighbours import bench
+from fedp3.privacy.mechanism import mechanism_of
+from fedp3.privacy.settings import Mechanism
 
 BASE = ["privacy.enabled=true", "model.width=0.05", "run.rounds=5"]
 SETTINGS = [
@@ -24,11 +25,12 @@ SETTINGS = [
     "upload.compress=fp16",
     "upload.compress=int8",
     "upload.compress=topk",
-    "prune.local=uniform",
-    "prune.local=uniform privacy.others=noise prune.upload=kept",
-    "prune.local=ordered_dropout prune.selector=ordered",
-    "prune.local=ordered_dropout prune.selector=neuron",
-    "prune.local=ordered_dropout prune.selector=neuron privacy.others=noise prune.upload=kept",
+    "prune.local_pruner=uniform",
+    "prune.local_pruner=uniform plan.others=noise plan.upload=retained",
+    "prune.local_pruner=ordered_dropout prune.selector=ordered",
+    "prune.local_pruner=ordered_dropout prune.selector=neuron",
+    "prune.local_pruner=ordered_dropout prune.selector=neuron plan.others=noise "
+    "plan.upload=retained",
     "privacy.clip=1e-4",
     "privacy.clip=100",
 ]
@@ -36,34 +38,37 @@ SETTINGS = [
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(account, "best", lambda: "RDP")  # test_account.py compares the two
+    monkeypatch.setattr(accountant, "best", lambda: "RDP")  # test_accountant.py compares the two
 
 
-def found(settings: str) -> list[Finding]:
-    """What the audit says of the config's own net."""
+def findings(settings: str) -> list[Finding]:
+    """What the audit finds in the config's network."""
     e = assemble(config.parse({}, [*BASE, *settings.split()]))
-    assert e.recipe.private is not None
-    return at_home(bench(e.recipe, plans_for(e.problem, 0)[0], 6), e.recipe.private)
+    mechanism = mechanism_of(e.client)
+    assert mechanism is not None
+    return attack_network(bench(e.client, e.first_plans[0], 6), mechanism)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_correct_code_passes_under_any_settings(settings: str) -> None:
-    said = found(settings)
-    assert {f.part for f in said} == {"A", "B"}
-    assert not [f for f in said if not f.passed]
+    checks = findings(settings)
+    assert {f.part for f in checks} == {"A", "B"}
+    assert not [f for f in checks if not f.passed]
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
-def test_less_noise_and_more_of_a_record_fail_under_all_of_them(settings: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill, add = mechanism.fill_with_noise, mechanism.add_clipped
+def test_less_noise_and_more_of_a_record_fail_under_all_of_them(
+    settings: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill, add = seams.fill_with_noise, seams.add_clipped
 
-    def quieter(out: Tensor, private: Private, rng: torch.Generator) -> None:
-        fill(out, replace(private, noise=0.8 * private.noise), rng)
+    def quieter(out: Tensor, mechanism: Mechanism, rng: torch.Generator) -> None:
+        fill(out, replace(mechanism, noise_multiplier=0.8 * mechanism.noise_multiplier), rng)
 
-    def louder(*to: object) -> None:
-        *most, private = to
-        add(*most, replace(private, clip=1.1 * private.clip))  # type: ignore[arg-type, type-var]
+    def louder(*arguments: object) -> None:
+        *others, mechanism = arguments
+        add(*others, replace(mechanism, clip=1.1 * mechanism.clip))  # type: ignore[arg-type, type-var]
 
-    monkeypatch.setattr(mechanism, "fill_with_noise", quieter)
-    monkeypatch.setattr(mechanism, "add_clipped", louder)
-    assert {f.part for f in found(settings) if not f.passed} == {"A", "B"}
+    monkeypatch.setattr(seams, "fill_with_noise", quieter)
+    monkeypatch.setattr(seams, "add_clipped", louder)
+    assert {f.part for f in findings(settings) if not f.passed} == {"A", "B"}

@@ -1,55 +1,139 @@
-"""The command line.  Heavy imports wait until a command needs them, so that `--help` answers at once."""
+"""The command line.  Heavy imports wait until a command needs them, so that `--help` is fast.
+
+Any installed package can add commands.  It names a function in the entry point group
+`fedp3.commands`; that function takes a Typer app and adds its commands to it:
+
+    [project.entry-points."fedp3.commands"]
+    hello = "my_package.commands:register"
+"""
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from typing import Annotated
 
 import typer
 
-from fedp3.cli import data, demo, doctor, flower, plan, privacy, reproduce, runs, sweep
-from fedp3.cli.stop import Stopped
-from fedp3.errors import FedP3Error, InputError
-
-app = typer.Typer(
-    name="fedp3",
-    help="Train one network over devices that cannot all hold, compute or upload it.",
-    epilog="Start with: fedp3 demo",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
+from fedp3 import __version__
+from fedp3.cli import (
+    audit,
+    compare,
+    data,
+    demo,
+    doctor,
+    flower,
+    init,
+    methods,
+    plan,
+    privacy,
+    report,
+    resume,
+    run,
+    sweep,
 )
-app.command("demo")(demo.demo)
-app.command("init")(plan.init)
-app.command("plan")(plan.plan)
-app.command("methods")(plan.methods)
-app.command("run")(runs.run)
-app.command("resume")(runs.resume)
-app.command("report")(sweep.report)
-app.command("sweep")(sweep.sweep)
-app.command("compare")(sweep.compare)
-app.command("reproduce")(reproduce.reproduce)
-app.add_typer(data.app, name="data")
-app.add_typer(privacy.app, name="privacy")
-app.command("audit")(privacy.audit)
-app.add_typer(flower.app, name="flower")
-app.command("doctor")(doctor.doctor)
+from fedp3.cli.signals import Stopped
+from fedp3.core.errors import FedP3Error, InputError
+
+GROUP = "fedp3.commands"
+# Commands of the package in paper/, which is in a checkout of the repository but in no wheel.
+IN_A_CHECKOUT = ("reproduce", "theory", "utility")
+ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
 
 
-@app.command(
-    "theory", add_help_option=False, context_settings={"ignore_unknown_options": True, "allow_extra_args": True}
-)
-def theory(context: typer.Context) -> None:
-    """The paper's theorems as experiments.
+def command_line(offered: Iterable[EntryPoint]) -> typer.Typer:
+    """The Typer app with all commands.
 
-    Example: fedp3 theory theorem1 --out figures
+    Args:
+        offered: entry points of other packages that add commands.
     """
-    from fedp3.theory.app import app as experiments  # brings torch along, which --help need not wait for
+    app = typer.Typer(
+        name="fedp3",
+        help="Train one network over devices that cannot all hold, compute or upload all of it.",
+        epilog="Example: fedp3 demo",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+    app.callback()(_options)
+    app.command("demo")(demo.demo)
+    app.command("init")(init.init)
+    app.command("plan")(plan.plan)
+    app.command("methods")(methods.methods)
+    app.command("run")(run.run)
+    app.command("resume")(resume.resume)
+    app.command("report")(report.report)
+    app.command("sweep")(sweep.sweep)
+    app.command("compare")(compare.compare)
+    app.add_typer(data.app, name="data")
+    app.add_typer(privacy.app, name="privacy")
+    app.command("audit")(audit.audit)
+    app.add_typer(flower.app, name="flower")
+    app.command("doctor")(doctor.doctor)
+    # Where the package of these commands is installed, it replaces them below.
+    for name in IN_A_CHECKOUT:
+        absent = app.command(
+            name, hidden=True, add_help_option=False, context_settings=ANY_ARGUMENTS
+        )
+        absent(_absent)
+    for entry in sorted(offered):
+        _add(app, entry)
+    return app
 
-    experiments(args=context.args, prog_name="fedp3 theory")
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"fedp3 {__version__}")
+        raise typer.Exit
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line: exit 0 fine, 1 the run failed, 2 wrong input, 130 or 143 stopped and resumable."""
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print the version and exit"
+        ),
+    ] = False,
+) -> None:
+    """Options of `fedp3` itself."""
+
+
+def _absent(context: typer.Context) -> None:
+    raise InputError(
+        f"`fedp3 {context.info_name}` comes with a checkout of the repository; "
+        "there, run: pip install -e paper"
+    )
+
+
+def _add(app: typer.Typer, entry: EntryPoint) -> None:
+    """Add the commands of one entry point; if that fails, print one line about it and go on."""
+    added = typer.Typer()
+    try:
+        entry.load()(added)
+        typer.main.get_command(added)  # raises here, not in every call, if Typer cannot build it
+    except Exception as error:
+        package = entry.dist.name if entry.dist else entry.value
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        print(f"fedp3: left out the command {entry.name!r} of {package}: {reason}", file=sys.stderr)
+        return
+    app.registered_commands += added.registered_commands
+    app.registered_groups += added.registered_groups
+
+
+def main(
+    arguments: Sequence[str] | None = None,
+    offered: Iterable[EntryPoint] | None = None,
+) -> None:
+    """Run the command line.
+
+    The exit code is 0 on success, 1 if the run failed, 2 for wrong input, and 130 or 143 if the
+    command was stopped by a signal; a stopped run can be resumed.
+
+    Args:
+        arguments: None takes those of the process.
+        offered: entry points that add commands; None takes those of all installed packages.
+    """
+    app = command_line(entry_points(group=GROUP) if offered is None else offered)
     try:
         app(args=list(arguments) if arguments is not None else None, standalone_mode=True)
     except Stopped as stopped:
@@ -58,7 +142,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"fedp3: {error}", file=sys.stderr)
         sys.exit(2 if isinstance(error, InputError) else 1)
     except OSError as error:
-        if error.filename is None:  # no file that was named: not the user's matter
+        if error.filename is None:  # not about a file, so there is nothing that the user can fix
             raise
         print(f"fedp3: cannot read or write {error.filename}: {error.strerror}", file=sys.stderr)
         sys.exit(1)

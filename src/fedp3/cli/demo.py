@@ -1,4 +1,4 @@
-"""The first minute: FedAvg and FedP3 side by side on embedded data."""
+"""`fedp3 demo`: FedAvg and FedP3 side by side, on data that needs no download."""
 
 import os
 import shutil
@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedp3.cli import show
-from fedp3.cli.plan import AsJson
-from fedp3.cli.runs import Workers, start
-from fedp3.errors import InputError
+from fedp3.cli import terminal
+from fedp3.cli.options import AsJson, Workers
+from fedp3.cli.training import Options, train
+from fedp3.core.errors import InputError
 
 if TYPE_CHECKING:
     from fedp3.config import Config
@@ -20,45 +20,55 @@ DEVICES = ("prune.keep=[0.9, 0.7, 0.5]",)
 
 
 def demo(
-    out: Annotated[Path, typer.Option("--out", help="Folder for the two runs and the report")] = Path("fedp3-demo"),
+    out: Annotated[
+        Path, typer.Option("--out", help="Folder for the two runs and the report")
+    ] = Path("fedp3-demo"),
     workers: Workers = 0,
     json: AsJson = False,
 ) -> None:
-    """Train FedAvg and FedP3 on embedded digits over 20 clients in three device classes; seconds.
+    """Train FedAvg and FedP3 on handwritten digits in seconds, and write a report.
+
+    There are 20 clients in three device classes; the data come with an installed library.
 
     Example: fedp3 demo
     """
     from fedp3 import config
     from fedp3.report import write_report
 
-    fedavg = config.parse({"method": "fedavg"}, SETTINGS)
-    fedp3 = config.parse({"method": "fedp3"}, SETTINGS + DEVICES)
-    runs = {"fedavg": fedavg, "fedp3": fedp3}
+    runs = {
+        "fedavg": config.parse({"method": "fedavg"}, SETTINGS),
+        "fedp3": config.parse({"method": "fedp3"}, SETTINGS + DEVICES),
+    }
     for name, settings in runs.items():
-        _check(out / name, settings)
+        _check_replaceable(out / name, settings)
     for name in runs:
         shutil.rmtree(out / name, ignore_errors=True)
-    show.say(
-        "20 clients, 5 of 10 digits each; a third of the devices each hold 90, 70 or 50 % of what they do not train"
-    )
-    rows = [start(settings, out / name, workers, None, name=name) | {"name": name} for name, settings in runs.items()]
-    page = write_report([out / "fedavg", out / "fedp3"], out / "report.html")
+    terminal.note("20 clients, each with 5 of the 10 digits; there are three device classes,")
+    terminal.note("which hold 90, 70 or 50 % of the layers that they do not train in full")
+    rows = [
+        train(settings, out / name, Options(workers=workers, name=name)) | {"name": name}
+        for name, settings in runs.items()
+    ]
+    page = write_report([out / name for name in runs], out / "report.html")
     if json:
-        show.as_json({"out": str(out), "report": str(page), "runs": rows})
+        terminal.as_json({"out": str(out), "report": str(page), "runs": rows})
         return
-    show.results(rows, dense=rows[0])
-    show.tell("G server's model, D as dispatched to the device, P after one local update; MB against FedAvg")
-    show.tell(f"open {os.path.relpath(page)}")
+    terminal.results(rows, dense=rows[0])
+    terminal.line("G: server's model; D: as dispatched to the device; P: after one local update;")
+    terminal.line("MB: in parentheses as a share of FedAvg")
+    terminal.line(f"open {os.path.relpath(page)}")
 
 
-def _check(folder: Path, settings: "Config") -> None:
-    """An earlier demo makes room for this one, and nothing else does."""
-    from fedp3 import driver
+def _check_replaceable(folder: Path, settings: "Config") -> None:
+    """Refuse a folder that exists, unless an earlier demo wrote it."""
+    from fedp3.runs import session
 
-    if folder.exists():
-        try:
-            driver.reopen(folder, settings)
-        except InputError as error:
-            raise InputError(
-                f"{folder} is not a run of this demo; choose another place with --out, or remove it ({error})"
-            ) from None
+    if not folder.exists():
+        return
+    try:
+        session.reopen(folder, settings)
+    except InputError as error:
+        raise InputError(
+            f"{folder} is not a run of this demo; choose another folder with --out, "
+            f"or remove it ({error})"
+        ) from None

@@ -1,4 +1,4 @@
-"""Before a run: write a config, look at what it asks of every client, list the methods."""
+"""`fedp3 plan`: what a config requires of every client, without training."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -6,138 +6,135 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedp3.cli import show
-from fedp3.errors import InputError
+from fedp3.cli import terminal
+from fedp3.cli.options import AsJson, DataDir, Overrides, Use
 
 if TYPE_CHECKING:
-    from fedp3.experiment import ClientCost
-    from fedp3.types import ClientPlan
+    from fedp3.core.types import ClientPlan
+    from fedp3.costs.table import ClientCost
+    from fedp3.experiment.assemble import Experiment
 
-Overrides = Annotated[list[str] | None, typer.Argument(help="Overrides such as local.lr=0.05", show_default=False)]
-DataDir = Annotated[
-    Path | None, typer.Option("--data-dir", help="Where data sets lie; else FEDP3_DATA, else the cache")
-]
-AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object")]
-
-
-def init(
-    path: Annotated[Path, typer.Argument(help="File to write")] = Path("my.toml"),
-    force: Annotated[bool, typer.Option("--force", help="Overwrite")] = False,
-) -> None:
-    """Write a commented config: digits, 30 rounds, seconds.
-
-    Example: fedp3 init my.toml
-    """
-    from fedp3 import config
-
-    if path.exists() and not force:
-        raise InputError(f"{path} exists; choose another name, or overwrite it with --force")
-    try:
-        path.write_text(config.template())
-    except OSError as error:
-        raise InputError(f"cannot write {path}: {error.strerror}") from None
-    show.tell(f"wrote {path}; next: fedp3 plan {path}, then fedp3 run {path}")
+JSON_KEYS = (
+    "clients",
+    "coverage",
+    "layers",
+    "parameters",
+    "reductions",
+    "dense_bytes",
+    "warnings",
+    "privacy",
+)
+SENT: Mapping[str, str] = {
+    "dense": "sent dense",
+    "pruned": "sent pruned",
+    "none": "never sent",
+    "skip": "left out of the network",
+}
+UPLOADED: Mapping[str, str] = {
+    "all": "uploaded",
+    "retained": "uploaded where retained",
+    "zeros": "uploaded with zeros",
+    "none": "not uploaded",
+}
 
 
 def plan(
     path: Annotated[Path, typer.Argument(help="Config file")],
     overrides: Overrides = None,
     data_dir: DataDir = None,
+    use: Use = None,
     json: AsJson = False,
 ) -> None:
-    """Show what a config asks of every client, without training.
+    """Show what a config requires of every client, without training.
 
     Example: fedp3 plan my.toml prune.keep=0.5
     """
     from fedp3 import config
-    from fedp3.driver import describe, warned
-    from fedp3.experiment import assemble, costs, masked_units
-    from fedp3.privacy.rules import planned
-    from fedp3.server import plans_for
+    from fedp3.config.plugins import load_plugins
+    from fedp3.experiment.assemble import assemble
+    from fedp3.runs.description import describe
 
+    load_plugins(use or ())
     experiment = assemble(config.load(path, overrides or []), data_dir)
     if json:
-        summary = describe(experiment)
-        keys = ("clients", "coverage", "layers", "parameters", "reductions", "dense_bytes", "warnings", "privacy")
-        show.as_json({k: summary[k] for k in keys if k in summary})
+        description = describe(experiment)
+        terminal.as_json({key: description[key] for key in JSON_KEYS if key in description})
         return
-    clients, covered = costs(experiment)
-    spent = planned(experiment.problem) if experiment.problem.budget else {}
-    _show_costs(clients, spent, f"{path}: what one round asks of each client")
-    show.tell("; ".join(_roles(plans_for(experiment.problem, 0))))
-    show.tell("MFLOP: one example forward and backward; peak MB: one training step; MB: payload of one round")
-    show.tell("clients that train and upload each layer: " + ", ".join(f"{l} {len(who)}" for l, who in covered.items()))
-    for group, why in masked_units(experiment).items():
-        show.tell(f"units of {group} stay whole: {why}")
-    if experiment.problem.layers.note:
-        show.tell(f"note: {experiment.problem.layers.note}")
-    if experiment.problem.budget:
-        show.tell(show.guarantee(describe(experiment)["privacy"]))
-    for text in warned(experiment).values():
-        show.tell(f"warning: {text}")
-    show.tell("next: " + show.command("run", path, *(overrides or [])))
+    _show(experiment, f"{path}: what one round requires of each client")
+    terminal.line("next: " + terminal.command("run", path, *(overrides or [])))
 
 
-def _show_costs(clients: "Sequence[ClientCost]", spent: Mapping[int, float], title: str) -> None:
-    """A line for each client; `spent` has its epsilon, if it has one."""
-    names = ("examples", "parameters", "MFLOP", "peak MB", "MB down", "MB up", *(["epsilon"] if spent else []))
-    columns = {"client": "right", "whole (L_i)": "left", "the rest, kept": "left", **dict.fromkeys(names, "right")}
-    rows = [
-        (
-            str(c.id),
-            " ".join(c.layers),
-            _rest(c) or "-",
-            str(c.examples),
-            f"{c.parameters:,}",
-            f"{c.mflops_per_example:.2f}",
-            f"{c.peak_mb:.1f}",
-            f"{c.mb_down:.2f}",
-            f"{c.mb_up:.2f}",
-            *([f"{spent[c.id]:.2f}"] if spent else []),
-        )
-        for c in clients
-    ]
-    show.table(columns, rows, title=title)
+def _show(experiment: "Experiment", title: str) -> None:
+    from fedp3.costs.table import unprunable_units
+    from fedp3.planning.coverage import coverage
+    from fedp3.privacy.budget import planned_epsilons
+    from fedp3.runs.description import describe, warnings_of
+
+    server, plans = experiment.server, experiment.first_plans
+    spent = planned_epsilons(server.budget, experiment.schedule) if server.budget else {}
+    _show_costs(experiment.costs, spent, title)
+    terminal.line("; ".join(_roles(plans)))
+    terminal.line("MFLOP: one example, forward and backward; peak MB: one training step;")
+    terminal.line("MB: payload of one round")
+    covered = ", ".join(f"{l} {len(clients)}" for l, clients in coverage(plans).items())
+    terminal.line(f"clients that train and upload each layer: {covered}")
+    unprunable = unprunable_units(server.layers, server.spec.pruning.selector, plans)
+    for group, reason in unprunable.items():
+        terminal.line(f"units of {group} are not pruned: {reason}")
+    if server.layers.note:
+        terminal.line(f"note: {server.layers.note}")
+    if server.budget:
+        terminal.line(terminal.guarantee(describe(experiment)["privacy"]))
+    for warning in warnings_of(experiment).values():
+        terminal.line(f"warning: {warning}")
 
 
-SENT: Mapping[str, str] = {
-    "dense": "sent whole", "pruned": "sent pruned", "none": "never sent", "skip": "left out of the net",
-}  # fmt: skip
-BACK: Mapping[str, str] = {
-    "all": "uploaded", "kept": "uploaded as far as kept", "zeros": "uploaded with zeros", "none": "not uploaded",
-}  # fmt: skip
+def _show_costs(costs: "Sequence[ClientCost]", spent: Mapping[int, float], title: str) -> None:
+    """A table with a line for each client; `spent` has its planned epsilon under LDP."""
+    columns = {"client": "right", "in full (L_i)": "left", "others, keep": "left"}
+    for name in ("examples", "parameters", "MFLOP", "peak MB", "MB down", "MB up"):
+        columns[name] = "right"
+    if spent:
+        columns["epsilon"] = "right"
+    rows = []
+    for cost in costs:
+        row = [
+            str(cost.id),
+            " ".join(cost.layers),
+            _others(cost) or "-",
+            str(cost.examples),
+            f"{cost.parameters:,}",
+            f"{cost.mflops_per_example:.2f}",
+            f"{cost.peak_mb:.1f}",
+            f"{cost.mb_down:.2f}",
+            f"{cost.mb_up:.2f}",
+        ]
+        if spent:
+            row.append(f"{spent[cost.id]:.2f}")
+        rows.append(row)
+    terminal.table(columns, rows, title=title)
 
 
 def _roles(plans: "Sequence[ClientPlan]") -> list[str]:
-    """What becomes of the layers in L_i, and of the others."""
-    ways = {(l in plan.whole, p.send, p.train, p.upload): None for plan in plans for l, p in plan.layers.items()}
-    rest = [
-        ", ".join([SENT[send], "trained" if train else "frozen", BACK[upload]])
-        for whole, send, train, upload in ways
-        if not whole
-    ]
-    said = ["L_i is sent, trained and uploaded whole"] if any(whole for whole, *_ in ways) else []
-    return said + ([f"{'the rest' if said else 'every layer'} is {', or '.join(rest)}"] if rest else [])
+    """What is done with the layers in L_i, and with the others."""
+    has_full = any(plan.full_layers for plan in plans)
+    others: dict[str, None] = {}  # in order of appearance
+    for plan in plans:
+        for l, p in plan.layers.items():
+            if l not in plan.full_layers:
+                trained = "trained" if p.train else "frozen"
+                others[f"{SENT[p.send]}, {trained}, {UPLOADED[p.upload]}"] = None
+    lines = ["layers in L_i are sent dense, trained and uploaded"] if has_full else []
+    if others:
+        subject = "the other layers are" if has_full else "every layer is"
+        lines.append(f"{subject} {', or '.join(others)}")
+    return lines
 
 
-def _rest(c: "ClientCost") -> str:
-    """Layers outside L_i by the share kept: 0.9 conv1 conv2, 0.5 fc1."""
+def _others(cost: "ClientCost") -> str:
+    """Layers outside L_i by the share that is sent: 0.9 conv1 conv2, 0.5 fc1."""
     by_share: dict[float, list[str]] = {}
-    for l, k in c.keep.items():
-        if l not in c.layers:
-            by_share.setdefault(k, []).append(l)
-    return ", ".join(f"{k:g} {' '.join(ls)}" for k, ls in by_share.items())
-
-
-def methods(json: AsJson = False) -> None:
-    """List the methods a config can name.
-
-    Example: fedp3 methods
-    """
-    from fedp3.config import ABOUT_METHODS
-
-    if json:
-        show.as_json(dict(ABOUT_METHODS))
-        return
-    for name, about in ABOUT_METHODS.items():
-        show.tell(f"{name:<13} {about}")
+    for l, share in cost.keep.items():
+        if l not in cost.layers:
+            by_share.setdefault(share, []).append(l)
+    return ", ".join(f"{share:g} {' '.join(layers)}" for share, layers in by_share.items())

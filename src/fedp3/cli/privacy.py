@@ -1,158 +1,130 @@
-"""LDP on paper and under attack: what steps cost, what noise a budget asks for, and an audit of the code that runs."""
+"""`fedp3 privacy`: the epsilon of private steps, and the noise for an epsilon."""
 
-from collections.abc import Sequence
-from pathlib import Path
+import math
 from typing import Annotated, Any
 
 import typer
 
-from fedp3.cli import show
-from fedp3.cli.plan import AsJson, DataDir, Overrides
-from fedp3.cli.utility import utility
-from fedp3.errors import InputError, RunError
+from fedp3.cli import terminal
+from fedp3.cli.options import AsJson
+from fedp3.core.errors import InputError
 
 app = typer.Typer(
-    help="LDP: the epsilon of steps, the noise for an epsilon, the accuracy it leaves.",
+    help="Compute the epsilon of private steps under LDP, and the noise for an epsilon.",
     no_args_is_help=True,
     epilog="Example: fedp3 privacy sigma --epsilon 8 --sample-rate 0.1 --steps 160",
 )
 
-app.command("utility")(utility)
-
-Rate = Annotated[float, typer.Option("--sample-rate", help="Chance of each record to be in a step, q")]
-Steps = Annotated[int, typer.Option("--steps", help="Steps in all: rounds a client joins times its local steps")]
-Delta = Annotated[float, typer.Option("--delta", help="Well below 1 / records of the client")]
-
-
-def _checked(rate: float, steps: int) -> None:
-    if not 0 < rate <= 1:
-        raise InputError(f"--sample-rate is a chance in (0, 1], got {rate:g}")
-    if steps < 1:
-        raise InputError(f"--steps is a number from 1, got {steps}")
-
-
-def _common(rate: float, steps: int, delta: float) -> dict[str, Any]:
-    from fedp3.privacy import account
-
-    return {
-        "accountant": account.describe(account.best()),
-        "adjacency": account.ADJACENCY,
-        "sampling": account.SAMPLING,
-        "sample_rate": rate,
-        "steps": steps,
-        "delta": delta,
-    }
+Rate = Annotated[
+    float, typer.Option("--sample-rate", help="Probability q with which a step uses a record")
+]
+Steps = Annotated[
+    int, typer.Option("--steps", help="Total steps: rounds that a client joins times local steps")
+]
+Delta = Annotated[
+    float, typer.Option("--delta", help="Delta, well below 1 / (records of the client)")
+]
+# The paper leaves the constant c of its closed form open; its sources lead to one of these.
+PAPER_CONSTANTS = (2.0, 4.0)
 
 
 @app.command("epsilon")
 def epsilon(
-    noise_multiplier: Annotated[float, typer.Option("--noise-multiplier", help="Noise on a step's sum / clip, z")],
+    noise_multiplier: Annotated[
+        float,
+        typer.Option(
+            "--noise-multiplier", help="Standard deviation z of the noise on a step's sum / clip"
+        ),
+    ],
     sample_rate: Rate,
     steps: Steps,
     delta: Delta = 1e-5,
     json: AsJson = False,
 ) -> None:
-    """What so many private steps cost.
+    """Compute the epsilon of a number of private steps.
 
-    Example: fedp3 privacy epsilon --noise-multiplier 1.1 --sample-rate 0.1 --steps 160 --delta 1e-5
+    Example: fedp3 privacy epsilon --noise-multiplier 1.1 --sample-rate 0.1 --steps 160
     """
-    from fedp3.privacy import account
+    from fedp3.privacy import accountant
 
-    _checked(sample_rate, steps)
-    spent = account.epsilon({(noise_multiplier, sample_rate): steps}, delta)
-    found = {"epsilon": spent if spent < float("inf") else None, "noise_multiplier": noise_multiplier}
-    found |= _common(sample_rate, steps, delta)
+    _check(sample_rate, steps)
+    spent = accountant.epsilon({(noise_multiplier, sample_rate): steps}, delta)
+    result = {"epsilon": _finite(spent), "noise_multiplier": noise_multiplier}
+    result |= _assumptions(sample_rate, steps, delta)
     if json:
-        show.as_json(found)
+        terminal.as_json(result)
         return
-    show.tell(f"epsilon {spent:.4g} at delta {delta:g} ({found['adjacency']}, {found['sampling']} sampling)")
-    show.tell(f"accountant {found['accountant']}")
+    terminal.line(
+        f"epsilon {spent:.4g} at delta {delta:g} "
+        f"({result['adjacency']}, {result['sampling']} sampling)"
+    )
+    terminal.line(f"accountant {result['accountant']}")
 
 
 @app.command("sigma")
 def sigma(
-    epsilon: Annotated[float, typer.Option("--epsilon", help="Target")],
+    epsilon: Annotated[float, typer.Option("--epsilon", help="Target epsilon")],
     sample_rate: Rate,
     steps: Steps,
     delta: Delta = 1e-5,
     json: AsJson = False,
 ) -> None:
-    """The least noise for a target epsilon, and what the paper's closed form would really give.
+    """Compute the least noise for a target epsilon, and what the paper's closed form gives.
 
-    Example: fedp3 privacy sigma --epsilon 8 --sample-rate 0.1 --steps 160 --delta 1e-5
+    Example: fedp3 privacy sigma --epsilon 8 --sample-rate 0.1 --steps 160
     """
-    from fedp3.privacy import account
+    from fedp3.privacy import accountant
 
-    _checked(sample_rate, steps)
-    z = account.noise_multiplier(epsilon, delta, sample_rate, steps)
+    _check(sample_rate, steps)
+    z = accountant.noise_multiplier(epsilon, delta, sample_rate, steps)
     forms = []
-    for c in (2.0, 4.0):  # the paper names no constant; its sources lead to one of these
-        noise = account.paper_noise(epsilon, delta, sample_rate, steps, c)
-        really = account.epsilon({(noise, sample_rate): steps}, delta)
-        forms.append({"c": c, "noise_multiplier": noise, "epsilon": really if really < float("inf") else None})
-    found = {"noise_multiplier": z, "epsilon": epsilon, "paper": forms} | _common(sample_rate, steps, delta)
+    for c in PAPER_CONSTANTS:
+        noise = accountant.paper_noise(epsilon, delta, sample_rate, steps, c)
+        spent = accountant.epsilon({(noise, sample_rate): steps}, delta)
+        forms.append({"c": c, "noise_multiplier": noise, "epsilon": _finite(spent)})
+    result = {"noise_multiplier": z, "epsilon": epsilon, "paper": forms}
+    result |= _assumptions(sample_rate, steps, delta)
     if json:
-        show.as_json(found)
+        terminal.as_json(result)
         return
-    key = f"noise_multiplier={z:g}" if z else "epsilon=inf"  # there 0 asks for the least noise of an epsilon
-    show.tell(f"noise multiplier {z:.4g} for epsilon {epsilon:g} at delta {delta:g} ({found['adjacency']}, "
-              f"{found['sampling']} sampling); in a run: privacy.{key}")  # fmt: skip
+    setting = f"privacy.noise_multiplier={z:g}"
+    if z == 0:  # only an unlimited budget allows no noise
+        setting += " privacy.epsilon=inf"
+    terminal.line(
+        f"noise multiplier {z:.4g} for epsilon {epsilon:g} at delta {delta:g} "
+        f"({result['adjacency']}, {result['sampling']} sampling); in a run: {setting}"
+    )
     for form in forms:
-        spent = "an unbounded epsilon" if form["epsilon"] is None else f"epsilon {form['epsilon']:.4g}"
-        closed = f"the paper's closed form with c = {form['c']:g}: {form['noise_multiplier']:.4g}"
-        show.tell(f"{closed}, which really gives {spent}")
-    show.tell(f"accountant {found['accountant']}")
-
-
-def audit(
-    path: Annotated[Path, typer.Argument(help="Config file of a run under LDP")],
-    overrides: Overrides = None,
-    data_dir: DataDir = None,
-    json: AsJson = False,
-) -> None:
-    """Attack the code that a config would run: sensitivity, noise, sampler, ledger, epsilon from below.
-
-    Example: fedp3 audit my.toml privacy.enabled=true
-    """
-    from fedp3 import config
-    from fedp3.engines.inprocess import one_thread
-    from fedp3.experiment import assemble
-    from fedp3.privacy import audit as attacks
-    from fedp3.privacy.neighbours import bench
-    from fedp3.server import plans_for
-
-    experiment = assemble(config.load(path, overrides or []), data_dir)
-    budget, recipe = experiment.problem.budget, experiment.recipe
-    if budget is None:
-        raise InputError(f"{path} runs without LDP, so there is nothing to audit; set privacy.enabled=true")
-    own = bench(recipe, plans_for(experiment.problem, 0)[0], 6)
-    subject = attacks.Subject(budget, recipe.local, experiment.config.privacy.others, own)
-    show.say("attacking local_update; about half a minute of one core")
-    with one_thread():  # as a client trains; many tiny steps gain nothing from more
-        found = attacks.audit(subject)
-    failed = [f for f in found if not f.passed]
-    if json:
-        show.as_json({"passed": not failed, "findings": [_row(f) for f in found]})
-    else:
-        _show(found)
-        if not failed:
-            show.tell("next: " + show.command("run", path, *(overrides or [])))
-    if failed:
-        raise RunError(
-            f"{len(failed)} checks failed, so the claimed epsilon does not hold for this code: do not release"
+        real = "an unbounded epsilon"
+        if form["epsilon"] is not None:
+            real = f"epsilon {form['epsilon']:.4g}"
+        terminal.line(
+            f"the paper's closed form with c = {form['c']:g}: {form['noise_multiplier']:.4g}, "
+            f"which really gives {real}"
         )
+    terminal.line(f"accountant {result['accountant']}")
 
 
-def _row(f: Any) -> dict[str, Any]:
-    return {"part": f.part, "what": f.what, "measured": f.measured, "passed": f.passed, "limits": _limits(f)}
+def _check(rate: float, steps: int) -> None:
+    if not 0 < rate <= 1:
+        raise InputError(f"--sample-rate must be a probability in (0, 1], got {rate:g}")
+    if steps < 1:
+        raise InputError(f"--steps must be at least 1, got {steps}")
 
 
-def _show(found: Sequence[Any]) -> None:
-    columns = {"part": "left", "what": "left", "measured": "right", "limits": "left", "": "left"}
-    rows = [(f.part, f.what, f"{f.measured:.3g}", _limits(f), "ok" if f.passed else "FAILED") for f in found]
-    show.table(columns, rows)
-    show.tell(f"{sum(f.passed for f in found)} of {len(found)} checks passed; what they are: docs/privacy.md")
+def _finite(value: float) -> float | None:
+    """The value, or None for infinity, which JSON does not have."""
+    return None if math.isinf(value) else value
 
 
-def _limits(f: Any) -> str:
-    return f"{f.low:.3g} to {f.high:.3g}"
+def _assumptions(rate: float, steps: int, delta: float) -> dict[str, Any]:
+    from fedp3.privacy import accountant
+
+    return {
+        "accountant": accountant.describe(accountant.best()),
+        "adjacency": accountant.ADJACENCY,
+        "sampling": accountant.SAMPLING,
+        "sample_rate": rate,
+        "steps": steps,
+        "delta": delta,
+    }

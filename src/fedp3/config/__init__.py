@@ -1,6 +1,11 @@
-"""The config of a run: what users write.  No function below this level ever sees one."""
+"""The config of a run, as users write it.
 
-from fedp3.config.files import load, overruled, parse, template, to_toml
-from fedp3.config.schema import ABOUT_METHODS, METHODS, OWN, Config
+Packages before this one know their settings only, never a config.
+"""
 
-__all__ = ["ABOUT_METHODS", "METHODS", "OWN", "Config", "load", "overruled", "parse", "template", "to_toml"]
+from fedp3.config.contradictions import overruled
+from fedp3.config.load import load, parse
+from fedp3.config.schema import Config
+from fedp3.config.write import template, to_toml
+
+__all__ = ["Config", "load", "overruled", "parse", "template", "to_toml"]

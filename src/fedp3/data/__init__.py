@@ -1,19 +1,35 @@
-"""Data sets: one pool of labelled samples each, from local files or a checked download.
+"""Data sets: each is one pool of labelled samples, from local files or a verified download.
 
-The paper's protocol pools the published train and test parts and cuts every client's share 70/30 itself
-(`fedp3.partition`), so a `Dataset` here has no test part of its own.
+The paper pools the published train and test parts and splits every client's samples 70/30 itself
+(`fedp3.data.partition`).  A `Dataset` here therefore has no separate test part.
 
-    pool.py      Dataset, batch; the way in for a user's own tensors or torch dataset
-    sources.py   the table of known data sets: files, shapes, addresses, checksums, normalisation
-    catalogue.py where the files lie: find, load, inventory
-    download.py  get: download, check, unpack, and only then put in place
-    files.py     parsers of the published formats; nothing is ever unpickled
-    archives.py  the expected members of a published archive, and no others
+    dataset.py         Dataset and its batches; data sets from a user's tensors or torch dataset
+    sources.py         the published data sets: files, shapes, addresses, checksums, normalisation
+    catalogue.py       where the files are on this machine: find, load, inventory
+    download.py        get: download, verify, unpack, and only then move into place
+    formats.py         parsers of the published formats; nothing is ever unpickled
+    archives.py        extract the expected members of a published archive, and no others
+    partition.py       which samples belong to which client
+    partition_file.py  a user's partition from a file
+    shards.py          the train and test samples of one client
 """
 
-from fedp3.data.catalogue import Row, find, inventory, load
+from fedp3.data.catalogue import DATASETS, DataSettings, Row, find, inventory, load
+from fedp3.data.dataset import Dataset, batch, from_tensors, from_torch
 from fedp3.data.download import get
-from fedp3.data.pool import Dataset, batch, from_tensors, from_torch
-from fedp3.data.sources import NAMES
+from fedp3.data.sources import SOURCES
 
-__all__ = ["NAMES", "Dataset", "Row", "batch", "find", "from_tensors", "from_torch", "get", "inventory", "load"]
+__all__ = [
+    "DATASETS",
+    "SOURCES",
+    "DataSettings",
+    "Dataset",
+    "Row",
+    "batch",
+    "find",
+    "from_tensors",
+    "from_torch",
+    "get",
+    "inventory",
+    "load",
+]

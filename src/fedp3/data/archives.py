@@ -1,7 +1,7 @@
-"""Unpack a published archive: the expected members and no others, each to its bare name.
+"""Unpack a published archive: extract the expected members, and no others, to their bare names.
 
-A member is matched by its whole name and written under the name of the table, never under its own, so an
-archive cannot write anywhere else; links are not followed; no member may be longer than its limit.
+A member is recognised by its full name and written under the name in our table.  An archive can
+therefore not write anywhere else.  Links are not followed, and no member may exceed its limit.
 """
 
 import tarfile
@@ -11,42 +11,60 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO
 
-from fedp3.errors import DataError
+from fedp3.core.errors import DataError
 
 CHUNK = 1 << 20
 
-# Archive, folder inside it, limit in bytes of each expected member, folder to write to.
+# (archive, folder inside it, limit in bytes of each expected member, folder to write to)
 Unpack = Callable[[Path, str, Mapping[str, int], Path], None]
 
 
 def untar(archive: Path, inside: str, limits: Mapping[str, int], to: Path) -> None:
-    """Unpack members of a gzipped tar file."""
+    """Unpack members of a gzipped tar file.
+
+    Args:
+        archive: the file.
+        inside: the folder of the members in the archive.
+        limits: the expected members, and the largest size in bytes of each.
+        to: the folder to write to.
+    """
     missing = {f"{inside}/{name}": name for name in limits}
     try:
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
-                stream = tar.extractfile(member) if member.isfile() and member.name in missing else None
+                if not member.isfile() or member.name not in missing:
+                    continue
+                stream = tar.extractfile(member)
                 if stream is not None:
                     name = missing.pop(member.name)
                     _copy(stream, to / name, limits[name], archive)
     except (tarfile.TarError, EOFError, zlib.error) as error:
-        raise DataError(f"{archive.name} is no whole tar.gz archive ({error})") from None
+        raise DataError(f"{archive.name} is not a complete tar.gz archive ({error})") from None
     if missing:
         raise DataError(f"{archive.name} lacks {', '.join(missing)}")
 
 
 def unzip(archive: Path, inside: str, limits: Mapping[str, int], to: Path) -> None:
-    """Unpack members of a zip file."""
+    """Unpack members of a zip file.
+
+    Args:
+        archive: the file.
+        inside: the folder of the members in the archive.
+        limits: the expected members, and the largest size in bytes of each.
+        to: the folder to write to.
+    """
     try:
         with zipfile.ZipFile(archive) as z:
-            missing = [f"{inside}/{name}" for name in limits if f"{inside}/{name}" not in z.namelist()]
+            present = z.namelist()
+            members = {f"{inside}/{name}": name for name in limits}
+            missing = [member for member in members if member not in present]
             if missing:
                 raise DataError(f"{archive.name} lacks {', '.join(missing)}")
-            for name, limit in limits.items():
-                with z.open(f"{inside}/{name}") as stream:
-                    _copy(stream, to / name, limit, archive)
+            for member, name in members.items():
+                with z.open(member) as stream:
+                    _copy(stream, to / name, limits[name], archive)
     except (zipfile.BadZipFile, EOFError, zlib.error) as error:
-        raise DataError(f"{archive.name} is no whole zip archive ({error})") from None
+        raise DataError(f"{archive.name} is not a complete zip archive ({error})") from None
 
 
 def _copy(stream: IO[bytes], path: Path, limit: int, archive: Path) -> None:
@@ -55,5 +73,7 @@ def _copy(stream: IO[bytes], path: Path, limit: int, archive: Path) -> None:
         while chunk := stream.read(CHUNK):
             written += len(chunk)
             if written > limit:
-                raise DataError(f"{archive.name} has a member {path.name} of more than {limit:,} bytes")
+                raise DataError(
+                    f"{archive.name} has a member {path.name} of more than {limit:,} bytes"
+                )
             out.write(chunk)

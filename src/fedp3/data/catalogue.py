@@ -1,103 +1,159 @@
-"""Where data sets lie on this machine, and reading them from there.
+"""Where data sets are on this machine, and how they are loaded.
 
-Data folders are searched in this order: the one asked for, `FEDP3_DATA`, `fedp3` in the user's cache folder,
-and last what a system package installed.  The first folder that has all files of a data set is used.
+These data folders are searched in order: the folder that the caller names, `FEDP3_DATA`, `fedp3` in
+the user's cache folder, and finally the folders of system packages.  The first folder that has all
+files of a data set is used.
 """
 
 import os
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
 from torch import Tensor
 from torch.nn import functional as F
 
-from fedp3.data.files import Part, present
-from fedp3.data.pool import Dataset
-from fedp3.data.sources import NAMES, Source
-from fedp3.errors import DataError
-from fedp3.lookup import pick
+from fedp3.core.errors import DataError
+from fedp3.core.registry import NameIn, Registry, pick
+from fedp3.core.settings import OWN, STRICT
+from fedp3.data.dataset import Dataset
+from fedp3.data.formats import Part, present
+from fedp3.data.sources import SOURCES, Source
 
 
-@dataclass(frozen=True, slots=True)
+@plain_dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One data set in the inventory."""
+    """One data set in the inventory.
+
+    Args:
+        name: its name.
+        path: the folder of its files; None if they are not on this machine.
+        bytes: its size on this disk; 0 if it comes with a package or is not on this machine.
+        download: the bytes to download; 0 if there is nothing to download.
+        samples: the number of samples.
+        classes: the number of classes.
+        shape: the shape of one sample.
+        note: its licence and what to cite.
+    """
 
     name: str
-    path: Path | None  # the folder of its files; None: not here
-    bytes: int  # on this disk; 0 where it comes with a package or is not here
-    download: int  # bytes to download; 0 where there is nothing to download
+    path: Path | None
+    bytes: int
+    download: int
     samples: int
     classes: int
     shape: tuple[int, ...]
     note: str
 
 
+Load = Callable[[Path | None], Dataset]  # data folder, or None for the usual ones -> data set
+DATASETS: Registry[Load] = Registry("data set")
+
+
+@dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
+class DataSettings:
+    """The data set."""
+
+    name: Annotated[str, NameIn(DATASETS, also=(OWN,))] = Field(
+        default="digits",
+        description="the data set; digits comes with scikit-learn, others with `fedp3 data get`",
+    )
+
+
 def load(name: str, data_dir: Path | None = None, pad_to: int | None = None) -> Dataset:
-    """Read a data set from this machine, train and test parts pooled in this order.
+    """Load a data set from this machine; its train part comes before its test part.
 
     Args:
-        name: a key of `NAMES`.
-        data_dir: the data folder to look in first.
-        pad_to: side length to which raw images are padded with zeros, e.g. 28 -> 32 for the paper's CNN.
+        name: the name of a registered data set.
+        data_dir: the data folder to search first.
+        pad_to: the side length to which raw images are padded with zeros, e.g. from 28 to 32 for
+            the paper's CNN.
     """
-    source = pick(NAMES, name, "data set")
+    data = DATASETS.pick(name)(data_dir)
+    return data if pad_to is None else replace(data, x=_padded(data.x, pad_to, name))
+
+
+def _load_published(name: str, data_dir: Path | None) -> Dataset:
+    """Load one of the published data sets from its files."""
+    source = SOURCES[name]
     folder = find(name, data_dir)
     if folder is None:
         raise DataError(_missing(name, source, data_dir))
     parts = source.parse(folder, source.files, source.classes)
     mean, std = (source.mean, source.std) if source.mean is not None else _moments(parts[0])
-    x = torch.from_numpy(np.concatenate([x for x, _ in parts]))
-    y = torch.from_numpy(np.concatenate([y for _, y in parts]))
-    return Dataset(name, _padded(x, pad_to, name), y, source.classes, mean, std, source.crop, source.flip)
+    return Dataset(
+        name=name,
+        x=torch.from_numpy(np.concatenate([x for x, _ in parts])),
+        y=torch.from_numpy(np.concatenate([y for _, y in parts])),
+        classes=source.classes,
+        mean=mean,
+        std=std,
+        crop=source.crop,
+        flip=source.flip,
+    )
+
+
+for _name in SOURCES:
+    DATASETS.add(_name, partial(_load_published, _name))
 
 
 def find(name: str, data_dir: Path | None = None) -> Path | None:
-    """The first folder that holds all files of a data set."""
-    source = pick(NAMES, name, "data set")
+    """Return the first folder that has all files of a published data set."""
+    source = pick(SOURCES, name, "data set")
     if not source.files:
-        return _package("sklearn")
-    folders = [*(root / source.folder for root in roots(data_dir)), *map(Path, source.elsewhere)]
-    return next((at for at in folders if all(present(at, file) for file in source.files)), None)
+        return _package_folder("sklearn")
+    below_roots = [root / source.folder for root in roots(data_dir)]
+    for folder in (*below_roots, *map(Path, source.elsewhere)):
+        if all(present(folder, file) for file in source.files):
+            return folder
+    return None
 
 
 def roots(data_dir: Path | None = None) -> list[Path]:
-    """The data folders in order of search; a download goes to the first."""
-    named = (data_dir, os.environ.get("FEDP3_DATA"))
+    """Return the data folders in order of search; a download goes to the first."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return [Path(at).expanduser() for at in (*named, f"{cache}/fedp3") if at]
+    folders = (data_dir, os.environ.get("FEDP3_DATA"), f"{cache}/fedp3")
+    return [Path(folder).expanduser() for folder in folders if folder]
 
 
 def inventory(data_dir: Path | None = None) -> list[Row]:
-    """What is known, and where on this machine it is."""
-    return [_row(name, source, find(name, data_dir)) for name, source in NAMES.items()]
+    """List the published data sets, and where on this machine they are."""
+    return [_row(name, source, find(name, data_dir)) for name, source in SOURCES.items()]
 
 
 def by_hand(source: Source, folder: Path) -> str:
-    """How to do without a download, as the tail of an error text."""
+    """Return how to do without a download, as the end of an error message."""
     archive = f" (from {source.url}{source.downloads[0].name})" if source.unpack else ""
     return f"put {_and(file.name for file in source.files)}{archive} into {folder}"
 
 
 def _missing(name: str, source: Source, data_dir: Path | None) -> str:
     if not source.files:
-        return f"data set {name!r} comes with scikit-learn, which is not installed here: install scikit-learn"
-    places = [*map(str, roots(data_dir)), *source.elsewhere]
+        return (
+            f"data set {name!r} comes with scikit-learn, which is not installed: "
+            "install scikit-learn"
+        )
+    folders = [*map(str, roots(data_dir)), *source.elsewhere]
     return (
-        f"data set {name!r} is not here (looked in {_and(places)}): run `fedp3 data get {name}`, "
-        f"or {by_hand(source, roots(data_dir)[0] / source.folder)}"
+        f"data set {name!r} is not on this machine (searched {_and(folders)}): "
+        f"run `fedp3 data get {name}`, or {by_hand(source, roots(data_dir)[0] / source.folder)}"
     )
 
 
-def _row(name: str, source: Source, at: Path | None) -> Row:
-    found = [present(at, file) for file in source.files] if at else []
+def _row(name: str, source: Source, folder: Path | None) -> Row:
+    paths = [present(folder, file) for file in source.files] if folder else []
     return Row(
         name=name,
-        path=at,
-        bytes=sum(path.stat().st_size for path in found if path),
+        path=folder,
+        bytes=sum(path.stat().st_size for path in paths if path),
         download=sum(file.bytes for file in source.downloads),
         samples=source.samples,
         classes=source.classes,
@@ -106,28 +162,28 @@ def _row(name: str, source: Source, at: Path | None) -> Row:
     )
 
 
-def _package(module: str) -> Path | None:
-    spec = find_spec(module)  # finds it without the second an import takes
+def _package_folder(module: str) -> Path | None:
+    spec = find_spec(module)  # an import would take a second
     return Path(spec.origin).parent if spec and spec.origin else None
 
 
 def _moments(part: Part) -> tuple[tuple[float], tuple[float]]:
     """Mean and standard deviation of all pixels of a part, on the 0..1 scale."""
     x, _ = part
-    # A histogram in slices is exact and spares a copy of all pixels in float64.
-    counts = sum(np.bincount(some.ravel(), minlength=256) for some in np.array_split(x, 1 + len(x) // 1_000))
+    # A histogram by slices is exact and avoids a float64 copy of all pixels.
+    slices = np.array_split(x, 1 + len(x) // 1_000)
+    counts = sum(np.bincount(pixels.ravel(), minlength=256) for pixels in slices)
     value = np.arange(256) / 255
     share = counts / np.sum(counts)
     mean = float(value @ share)
     return (mean,), (float(np.sqrt((value - mean) ** 2 @ share)),)
 
 
-def _padded(x: Tensor, side: int | None, name: str) -> Tensor:
-    if side is None:
-        return x
+def _padded(x: Tensor, side: int, name: str) -> Tensor:
     height, width = side - x.shape[-2], side - x.shape[-1]
     if height < 0 or width < 0:
-        raise DataError(f"data set {name!r} has images of {x.shape[-2]}x{x.shape[-1]}: cannot pad them to {side}")
+        size = f"{x.shape[-2]}x{x.shape[-1]}"
+        raise DataError(f"data set {name!r} has images of {size}: cannot pad them to {side}")
     return F.pad(x, (width // 2, width - width // 2, height // 2, height - height // 2))
 
 

@@ -1,56 +1,73 @@
-"""The known data sets: what their files hold, where they are published, how they are normalised.
+"""The published data sets: their files, where to download them, and how they are normalised.
 
-Normalisation and augmentation are those of the paper's experiments; the md5 sums are the publishers'.
-To add a data set: a parser in files.py if its format is new, and a row here.
+Normalisation and augmentation are those of the paper's experiments; the md5 sums are the
+publishers'.  To add a data set, add a row here, and a parser in formats.py if its format is new.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fedp3.data.archives import Unpack, untar, unzip
-from fedp3.data.files import PIXELS, File, Parser, cifar, digits, idx, letters
+from fedp3.data.formats import PIXELS, File, Parser, cifar, digits, idx, letters
 
 
 @dataclass(frozen=True, slots=True)
 class Download:
     """One file as its publisher serves it."""
 
-    name: str  # what follows the source's address
+    name: str  # it follows the URL of the source
     bytes: int
     md5: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One data set as published."""
+    """One data set as published.
+
+    Args:
+        parse: reads the files.
+        samples: the number of train and test samples together.
+        classes: the number of classes.
+        shape: the shape of one sample.
+        note: its licence and what to cite.
+        folder: where its files are below a data folder.
+        files: its files; empty if the data set comes with an installed package.
+        elsewhere: folders in which a system package installs the files.
+        url: what the URLs of the downloads begin with.
+        downloads: the files as their publisher serves them.
+        unpack: extracts the files from a download; None if the downloads are the files.
+        inside: the folder of the files in the archive.
+        mean: the mean of each channel; None means that of the train part's pixels.
+        std: the standard deviation of each channel.
+        crop: the padding of the random crop; 0 means no crop.
+        flip: whether images are flipped at random.
+    """
 
     parse: Parser
-    samples: int  # train and test together
+    samples: int
     classes: int
-    shape: tuple[int, ...]  # of one sample
-    note: str  # licence and whom to cite
-    folder: str = ""  # below a data folder
-    files: tuple[File, ...] = ()  # none: it comes with an installed package
-    elsewhere: tuple[str, ...] = ()  # folders a system package fills
+    shape: tuple[int, ...]
+    note: str
+    folder: str = ""
+    files: tuple[File, ...] = ()
+    elsewhere: tuple[str, ...] = ()
     url: str = ""
     downloads: tuple[Download, ...] = ()
-    unpack: Unpack | None = None  # None: the downloads are the files
-    inside: str = ""  # folder of the files in the archive
-    mean: tuple[float, ...] | None = ()  # None: mean and std of the train part's pixels
+    unpack: Unpack | None = None
+    inside: str = ""
+    mean: tuple[float, ...] | None = ()
     std: tuple[float, ...] = ()
     crop: int = 0
     flip: bool = False
 
 
 def _idx_files(prefix: str, train: int, test: int, stems: tuple[str, str]) -> tuple[File, ...]:
-    return tuple(
-        file
-        for stem, n in zip(stems, (train, test), strict=True)
-        for file in (
-            File(f"{prefix}{stem}-images-idx3-ubyte.gz", (n, 28, 28)),
-            File(f"{prefix}{stem}-labels-idx1-ubyte.gz", (n,)),
-        )
-    )
+    """Images and labels of the train part, then those of the test part."""
+    files = []
+    for stem, n in zip(stems, (train, test), strict=True):
+        files.append(File(f"{prefix}{stem}-images-idx3-ubyte.gz", (n, 28, 28)))
+        files.append(File(f"{prefix}{stem}-labels-idx1-ubyte.gz", (n,)))
+    return tuple(files)
 
 
 DIGITS = Source(
@@ -105,7 +122,8 @@ EMNIST_L = Source(
     samples=56_000,
     classes=10,
     shape=(1, 28, 28),
-    note="NIST data, no licence stated; cite Cohen, Afshar, Tapson and van Schaik 2017; letters A to J",
+    note="NIST data, no licence stated; cite Cohen, Afshar, Tapson and van Schaik 2017; "
+    "letters A to J",
     folder="EMNIST/raw",
     files=_idx_files("emnist-letters-", 124_800, 20_800, ("train", "test")),
     url="https://biometrics.nist.gov/cs_links/EMNIST/",
@@ -122,11 +140,14 @@ CIFAR10 = Source(
     shape=(3, 32, 32),
     note="no licence stated; cite Krizhevsky 2009",
     folder="cifar-10-batches-bin",
-    files=tuple(
-        File(f"{name}.bin", (10_000, 1 + PIXELS)) for name in (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch")
+    files=(
+        *(File(f"data_batch_{i}.bin", (10_000, 1 + PIXELS)) for i in range(1, 6)),
+        File("test_batch.bin", (10_000, 1 + PIXELS)),
     ),
     url="https://www.cs.toronto.edu/~kriz/",
-    downloads=(Download("cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530"),),
+    downloads=(
+        Download("cifar-10-binary.tar.gz", 170_052_171, "c32a1d4ab5d03f1284b67883e8d87530"),
+    ),
     unpack=untar,
     inside="cifar-10-batches-bin",
     mean=(0.491, 0.482, 0.447),
@@ -144,7 +165,9 @@ CIFAR100 = Source(
     folder="cifar-100-binary",
     files=(File("train.bin", (50_000, 2 + PIXELS)), File("test.bin", (10_000, 2 + PIXELS))),
     url="https://www.cs.toronto.edu/~kriz/",
-    downloads=(Download("cifar-100-binary.tar.gz", 168_513_733, "03b5dce01913d631647c71ecec9e9cb8"),),
+    downloads=(
+        Download("cifar-100-binary.tar.gz", 168_513_733, "03b5dce01913d631647c71ecec9e9cb8"),
+    ),
     unpack=untar,
     inside="cifar-100-binary",
     mean=(0.5071, 0.4867, 0.4408),
@@ -153,7 +176,7 @@ CIFAR100 = Source(
     flip=True,
 )
 
-NAMES: Mapping[str, Source] = {
+SOURCES: Mapping[str, Source] = {
     "digits": DIGITS,
     "mnist": MNIST,
     "fashion-mnist": FASHION_MNIST,

@@ -1,1 +1,1 @@
-"""Engines carry messages between server and clients; everything that decides is in the core."""
+"""Engines carry tasks to clients and replies back; they decide nothing."""

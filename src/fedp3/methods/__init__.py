@@ -1,10 +1,10 @@
-"""The neighbours in the same frame: every method a row of settings, some with hooks.
+"""FedP3 and its baselines: every method is a row of settings, and a few have hooks.
 
-`METHODS` says what a method's name sets in a config; `hooks` makes the closed record of hooks from the names and
-numbers of its [hooks] section.
+`METHODS` lists what the name of a method sets in a config.  `make_hooks` makes the hooks that the
+[hooks] section of a config names.
 """
 
-from fedp3.methods.parts import EXCHANGES, LOSSES, PASSES, Around, Parts, clashes, hooks, under_ldp
-from fedp3.methods.table import METHODS, Method
+from fedp3.methods.catalogue import METHODS, Method
+from fedp3.methods.hook_settings import HookSettings, clashes, make_hooks
 
-__all__ = ["EXCHANGES", "LOSSES", "METHODS", "PASSES", "Around", "Method", "Parts", "clashes", "hooks", "under_ldp"]
+__all__ = ["METHODS", "HookSettings", "Method", "clashes", "make_hooks"]

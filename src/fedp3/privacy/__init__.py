@@ -1,5 +1,10 @@
-"""LDP-FedP3: the mechanism, what it costs each client, and evidence that it does what it says.
+"""Local differential privacy (LDP): mechanism, accounting and refusals, and attacks on all of it.
 
-`mechanism` is one private step, `clip` its per-example clipping, `account` the epsilon of many steps, `ledger` who has
-spent what, `rules` what is refused or warned of before training, `audit` attacks on the code that runs.
+- `settings`: the [privacy] section of a config, and the mechanism that it resolves to.
+- `mechanism`: one private step; `clipping` clips the gradient of each record.
+- `accountant`: the epsilon of many steps, and the noise that a target epsilon needs.
+- `budget`: what a run may cost each client; `ledger` records what each client has spent.
+- `requirements`: every reason to refuse a run under LDP.
+- `disclosure`: what a reader of a run must know about its privacy.
+- `audit`: attacks on the code that runs.
 """

@@ -1,90 +1,150 @@
-"""One local step of LDP-FedP3 (Algorithm 5 as its proof has it: noise on the mean gradient, not on the weights).
+"""One local step of LDP-FedP3 (Algorithm 5).
 
-    S ~ Poisson(q) of the m records;    g = (sum_{j in S} g_j min(1, C / ||g_j||) + N(0, z² C² I)) / (q m)
-One norm over all trained coordinates, noise on every one of them, a public denominator, and an empty S is a step like
-any other.  Momentum, weight decay and everything the server does afterwards are post-processing.
+    S ~ Poisson(q) of the m records
+    g = (sum_{j in S} g_j min(1, C / ||g_j||) + N(0, z² C² I)) / (q m)
+
+There is one norm over all trained coordinates, and noise on every one of them.  The denominator
+q m is public, and a step with an empty S is a step like any other.  As in the proof of the
+algorithm, noise is added to the mean gradient and not to the weights.  Momentum, weight decay and
+everything that the server does afterwards are post-processing.
+
+`PrivateSteps` plugs the step into local training.  It only calls the functions of this module.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
-from fedp3.lookup import pick
-from fedp3.privacy.clip import add_clipped
-from fedp3.rng import Use, os_stream, stream
-from fedp3.types import Local, Params, Private
+from fedp3.client.batching import LocalSettings
+from fedp3.client.context import ClientContext
+from fedp3.client.step_source import Gradient
+from fedp3.core.randomness import Stream, os_stream, stream
+from fedp3.core.types import Params
+from fedp3.privacy.clipping import add_clipped
+from fedp3.privacy.settings import Mechanism
 
-PART = 1 << 16  # noise is added in parts of so many numbers, which stay in the cache
-# (net, x, y, trained tensors, masks that hold) -> (loss, gradient)
-Gradient = Callable[[nn.Module, Tensor, Tensor, Params, Params], tuple[float, list[Tensor]]]
+NOISE_CHUNK = 1 << 16  # coordinates that get their second draw at once; they fit into the cache
 
 RANDOMNESS: Mapping[str, Callable[..., torch.Generator]] = {
-    "os": lambda *at: os_stream(),
-    "seeded": stream,  # simulation only: whoever knows the seed can take the noise away
+    "os": lambda *address: os_stream(),
+    "seeded": stream,  # simulation only: whoever knows the seed can remove the noise
 }
 
 
-def local_steps(local: Local, private: Private) -> int:
-    """Steps of one task; an epoch is as many as see each record once on average."""
-    return math.ceil(local.epochs / private.rate) if local.epochs else local.steps
+@dataclass(frozen=True, slots=True)
+class PrivateSteps:
+    """The `StepSource` under LDP: Poisson batches, clipped and noised gradients, secret draws."""
+
+    mechanism: Mechanism
+    is_plain: bool = False
+
+    @property
+    def repeatable(self) -> bool:
+        """Only seeded draws can be repeated; new draws would be a release that is not charged."""
+        return self.mechanism.randomness != "os"
+
+    def batches(
+        self, local: LocalSettings, samples: int, seed: int, *address: int
+    ) -> Iterator[Tensor]:
+        """The records of each step of one task."""
+        return private_batches(self.mechanism, local, samples, seed, *address)
+
+    def gradient(
+        self, plain: Gradient, local: LocalSettings, samples: int, seed: int, *address: int
+    ) -> Gradient:
+        """The private gradient; the plain one is not used."""
+        return private_gradient(self.mechanism, local, samples, seed, *address)
+
+    def generator(self, use: Stream, seed: int, *address: int) -> torch.Generator:
+        """The generator of crops and Dropout, which must be as secret as the noise.
+
+        Draws are assigned by position in the batch, so one more record shifts the draws of all
+        records after it.  Whoever knew the draws could see that shift.
+        """
+        return secret_generator(self.mechanism, use, seed, *address)
+
+
+def mechanism_of(context: ClientContext) -> Mechanism | None:
+    """The mechanism under which the clients of this context train; None without LDP."""
+    return context.steps.mechanism if isinstance(context.steps, PrivateSteps) else None
+
+
+def secret_generator(
+    mechanism: Mechanism, use: Stream, seed: int, *address: int
+) -> torch.Generator:
+    """The generator of every draw that touches records: batches, noise, crops, Dropout."""
+    return RANDOMNESS[mechanism.randomness](seed, use, *address)
 
 
 def poisson(samples: int, rate: float, steps: int, rng: torch.Generator) -> Iterator[Tensor]:
-    """Positions of each step's records: every record by its own coin."""
+    """The positions of each step's records; every record is drawn independently."""
     for _ in range(steps):
-        yield (torch.rand(samples, generator=rng, dtype=torch.float64) < rate).nonzero().flatten()  # Alg. 5, l. 5
+        coins = torch.rand(samples, generator=rng, dtype=torch.float64)
+        yield (coins < rate).nonzero().flatten()  # Alg. 5, l. 5
 
 
-def private_batches(private: Private, local: Local, samples: int, *at: int) -> Iterator[Tensor]:
-    """The records of every step of one task; `at` is (seed, round, client)."""
-    return poisson(samples, private.rate, local_steps(local, private), draws(private, Use.BATCHES, *at))
+def private_batches(
+    mechanism: Mechanism, local: LocalSettings, samples: int, seed: int, *address: int
+) -> Iterator[Tensor]:
+    """The records of each step of one task; `address` is (round, client)."""
+    rng = secret_generator(mechanism, Stream.BATCHES, seed, *address)
+    return poisson(samples, mechanism.sample_rate, mechanism.steps_per_task(local), rng)
 
 
-def private_gradient(private: Private, local: Local, samples: int, *at: int) -> Gradient:
-    """The gradient of one task's steps: clipped by record, summed, noised, divided by q m."""
-    rng = draws(private, Use.NOISE, *at)
-    b = private.rate * samples  # public; the size of S is not
-    sums: dict[str, Tensor] = {}  # kept from step to step: fresh memory costs as much as the noise that fills it
+def private_gradient(
+    mechanism: Mechanism, local: LocalSettings, samples: int, seed: int, *address: int
+) -> Gradient:
+    """The gradient of one task's steps: clipped by record, summed, noised, divided by q m.
 
-    def gradient(net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params) -> tuple[float, list[Tensor]]:
+    Args:
+        mechanism: clip, noise and sample rate.
+        local: its `batch` bounds how many records are in memory at once.
+        samples: m, the number of the client's training records.
+        seed: the run's seed, for simulations.
+        *address: (round, client), for simulations.
+    """
+    rng = secret_generator(mechanism, Stream.NOISE, seed, *address)
+    expected_size = mechanism.sample_rate * samples  # public; the size of S is not
+    # All steps reuse these tensors: allocating them takes as long as filling them with noise.
+    sums: dict[str, Tensor] = {}
+
+    def gradient(
+        net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params
+    ) -> tuple[float, list[Tensor]]:
         for n, w in W.items():
             if n not in sums or sums[n].shape != w.shape:
                 sums[n] = torch.empty(w.shape, device=w.device)
-            fill_with_noise(sums[n], private, rng)  # Alg. 5, l. 8; differs: before the step, not after it
-        for part in range(0, len(x), local.batch):  # memory is bounded by taking S in parts, never by cutting it
-            few = slice(part, part + local.batch)
-            add_clipped(sums, net, x[few], y[few], W, masks, private)  # Alg. 5, l. 6
+            # Alg. 5, l. 8; differs: the noise is added before the step, not after it
+            fill_with_noise(sums[n], mechanism, rng)
+        for begin in range(0, len(x), local.batch):  # bounds memory; all of S is used
+            part = slice(begin, begin + local.batch)
+            add_clipped(sums, net, x[part], y[part], W, masks, mechanism)  # Alg. 5, l. 6
         total = [sums[n] for n in W]
-        torch._foreach_div_(total, b)
-        return math.nan, total  # the loss of private records is nobody's business
+        torch._foreach_div_(total, expected_size)
+        return math.nan, total  # the loss of private records must not be reported
 
     return gradient
 
 
-def fill_with_noise(out: Tensor, private: Private, rng: torch.Generator) -> None:
-    """N(0, z² C²) on every coordinate; z = 0 is no noise, also where C is infinite.
+def fill_with_noise(out: Tensor, mechanism: Mechanism, rng: torch.Generator) -> None:
+    """Fill a tensor with N(0, z² C²); z = 0 means no noise, even if C is infinite.
 
-    Each is the sum of two draws: one 32-bit draw never leaves ±5.77 deviations, and what only a record could have put
-    beyond would give it away.  Two reach to 8.16, and their rounding is harder to read.
+    Each number is the sum of two draws.  A single 32-bit draw never leaves ±5.77 standard
+    deviations, so a value beyond them would prove that a record is there.  The sum of two draws
+    reaches 8.16 deviations, and its rounding reveals less.
     """
-    if not private.noise:
+    if not mechanism.noise_multiplier:
         out.zero_()
         return
-    here = out if out.device == rng.device else torch.empty(out.shape)
-    share = private.noise * private.clip / math.sqrt(2)
-    here.normal_(0, share, generator=rng)
-    flat, more = here.view(-1), torch.empty(min(PART, here.numel()))
-    for k in range(0, len(flat), PART):
-        part = flat[k : k + PART]
-        part.add_(more[: len(part)].normal_(0, share, generator=rng))
-    out.copy_(here)
-
-
-def draws(private: Private | None, use: Use, seed: int, *at: int) -> torch.Generator:
-    """What a task draws from.  Under LDP that is secret for all that meets a record: batches, noise, crops, Dropout.
-
-    Draws known from a seed go to places in the batch, so that one record more would shift those of all after it.
-    """
-    return (stream if private is None else pick(RANDOMNESS, private.randomness, "randomness"))(seed, use, *at)
+    noise = out if out.device == rng.device else torch.empty(out.shape)
+    deviation = mechanism.noise_multiplier * mechanism.clip / math.sqrt(2)
+    noise.normal_(0, deviation, generator=rng)
+    flat = noise.view(-1)
+    second = torch.empty(min(NOISE_CHUNK, noise.numel()))
+    for begin in range(0, len(flat), NOISE_CHUNK):
+        chunk = flat[begin : begin + NOISE_CHUNK]
+        chunk.add_(second[: len(chunk)].normal_(0, deviation, generator=rng))
+    out.copy_(noise)

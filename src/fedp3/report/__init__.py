@@ -1,4 +1,4 @@
-"""What a run did, for people: one HTML page, figure files, and rows to compare runs by."""
+"""Reports about runs: an HTML page, figure files, and rows that compare runs."""
 
 from fedp3.report.comparison import compare
 from fedp3.report.figures import draw_labels, write_figures

@@ -1,6 +1,7 @@
-"""What the line charts show, for the page and for the figure files alike.
+"""Content of the line charts, for the page and for the figure files alike.
 
-With one run, colour tells G, D and P apart; with several, colour is the run and each kind has its own panel.
+With one run, colours stand for G, D and P.  With several, colours stand for runs, and each of
+G, D and P has a panel.
 """
 
 from collections.abc import Callable, Sequence
@@ -21,54 +22,55 @@ from fedp3.report.runs import (
     score_curve,
 )
 
-MOST_POINTS = 240  # of one line: more cannot be seen
+MOST_POINTS = 240  # points of one line; more cannot be distinguished on a screen
 GREY = -1
-EACH = "Mean over clients, each on its own test samples."
+ALL_RUNS = -1
+PER_CLIENT = "Mean over clients, each on its test samples."
 NOTES = {
-    "G": EACH,
-    "D": "The pruned model as a client gets it, before it trains.",
-    "P": "The round's participants, each on its own test samples after it trained.",
+    "G": PER_CLIENT,
+    "D": "The pruned model as a client receives it, before local training.",
+    "P": "Mean over the round's participants, each on its test samples after local training.",
     "loss": "Training loss of the round's participants; test loss of G, mean over clients.",
-    "bytes": "Dense FedAvg moves the whole model, for the same participants.",
-    "mb": "All traffic so far, up and down together.",
+    "bytes": "Dense FedAvg sends the full model both ways, with the same participants.",
+    "mb": "Traffic of all rounds so far, up and down together.",
 }
 WAYS = {"down": "server to clients", "up": "clients to server"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
     """One line with its band."""
 
     label: str
-    run: int  # -1: belongs to all
-    colour: int
+    run: int  # index of the run, or ALL_RUNS
+    colour: int  # index of the colour, or GREY
     points: tuple[Point, ...]
     dashed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Chart:
     """One panel."""
 
     title: str
-    x: str  # what the axes are
-    y: str
-    show: Callable[[float | None], str]  # a value for people
+    x: str  # label of the x axis
+    y: str  # label of the y axis
+    show: Callable[[float | None], str]  # formats a value of y
     series: tuple[Series, ...]
     limits: tuple[float, float]
     show_x: Callable[[float], str]
     note: str
-    by_round: bool = True  # x is whole numbers
+    by_round: bool = True  # x is a round number
 
     @property
     def share(self) -> bool:
-        """Whether y is shares of 1, written in percent."""
+        """Whether y is a share of 1, shown in percent."""
         return self.show is text.percent
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Panels that belong together, under the name of their file."""
+    """Panels that are drawn into one figure file of this name."""
 
     name: str
     panels: tuple[Chart, ...]
@@ -89,8 +91,9 @@ def figures(runs: Sequence[Run]) -> list[Figure]:
 
 def _scores(runs: Sequence[Run]) -> tuple[Chart, ...]:
     if len(runs) == 1:
-        note = f"{EACH} P is of the round's participants."
-        return (_chart("Accuracy by round", "accuracy", text.percent, _kinds(runs, score_curve), note),)
+        lines = _kinds(runs, score_curve)
+        note = f"{PER_CLIENT} P is over the round's participants only."
+        return (_chart("Accuracy by round", "accuracy", text.percent, lines, note),)
     panels = {kind: [_line(runs, i, score_curve(kind)) for i in range(len(runs))] for kind in KINDS}
     limits = _limits([line for lines in panels.values() for line in lines])
     return tuple(
@@ -103,22 +106,36 @@ def _losses(runs: Sequence[Run]) -> tuple[Chart, ...]:
     alone = len(runs) == 1
     lines = []
     for i, run in enumerate(runs):
-        start = "" if alone else f"{run.name}, "
-        lines += [
-            _line(runs, i, loss_curve, f"{start}training", colour=3 if alone else i),
-            _line(runs, i, score_curve("G", "loss"), f"{start}test (G)", dashed=True, colour=0 if alone else i),
-        ]
-    return (_chart("Loss by round", "loss", text.number, lines, NOTES["loss"], _limits(lines, zero=True)),)
+        prefix = "" if alone else f"{run.name}, "
+        training_colour, test_colour = (3, 0) if alone else (i, i)
+        lines.append(_line(runs, i, loss_curve, f"{prefix}training", colour=training_colour))
+        test = score_curve("G", "loss")
+        lines.append(
+            _line(runs, i, test, f"{prefix}test (G)", dashed=True, colour=test_colour),
+        )
+    limits = _limits(lines, zero=True)
+    return (_chart("Loss by round", "loss", text.number, lines, NOTES["loss"], limits),)
 
 
 def _bytes(runs: Sequence[Run]) -> tuple[Chart, ...]:
-    note, dense = NOTES["bytes"], {way: _dense(runs, way) for way in WAYS}
+    note = NOTES["bytes"]
+    dense = {way: _dense(runs, way) for way in WAYS}
     if len(runs) == 1:
-        lines = [_line(runs, 0, bytes_curve(way), f"{way}, {WAYS[way]}", colour=c) for c, way in enumerate(WAYS)]
-        (down,), (up,) = dense["down"], dense["up"]
-        lines += [down] if down == up else [replace(s, label=f"{s.label}, {way}") for way in WAYS for s in dense[way]]
+        lines = [
+            _line(runs, 0, bytes_curve(way), f"{way}, {WAYS[way]}", colour=colour)
+            for colour, way in enumerate(WAYS)
+        ]
+        if dense["down"] == dense["up"]:
+            lines += dense["down"]
+        else:
+            lines += [
+                replace(line, label=f"{line.label}, {way}") for way in WAYS for line in dense[way]
+            ]
         return (_chart("Traffic per round", "MB", text.mb, lines, note, _limits(lines, zero=True)),)
-    panels = {way: [*(_line(runs, i, bytes_curve(way)) for i in range(len(runs))), *dense[way]] for way in WAYS}
+    panels = {
+        way: [*(_line(runs, i, bytes_curve(way)) for i in range(len(runs))), *dense[way]]
+        for way in WAYS
+    }
     limits = _limits([line for lines in panels.values() for line in lines], zero=True)
     return tuple(
         _chart(f"{way.capitalize()}: {WAYS[way]}", "MB per round", text.mb, lines, note, limits)
@@ -127,32 +144,42 @@ def _bytes(runs: Sequence[Run]) -> tuple[Chart, ...]:
 
 
 def _dense(runs: Sequence[Run], way: str) -> list[Series]:
-    """A grey line per different FedAvg: runs with one model and one sampling share it."""
+    """A grey line for FedAvg; runs of the same model with the same sampling share a line."""
     groups: dict[tuple[Point, ...], list[int]] = {}
     for i, run in enumerate(runs):
         groups.setdefault(over_seeds(run, dense_curve(way)), []).append(i)
     lines = []
-    for points, who in groups.items():
-        names = "" if len(groups) == 1 else f" ({', '.join(runs[i].name for i in who)})"
-        lines.append(Series(f"dense FedAvg{names}", who[0] if len(who) == 1 else -1, GREY, points, dashed=True))
+    for points, members in groups.items():
+        names = ", ".join(runs[i].name for i in members)
+        lines.append(
+            Series(
+                label="dense FedAvg" if len(groups) == 1 else f"dense FedAvg ({names})",
+                run=members[0] if len(members) == 1 else ALL_RUNS,
+                colour=GREY,
+                points=points,
+                dashed=True,
+            )
+        )
     return lines
 
 
 def _by_mb(runs: Sequence[Run]) -> tuple[Chart, ...]:
-    alone = len(runs) == 1
-    lines = _kinds(runs, score_by_mb) if alone else [_line(runs, i, score_by_mb("G")) for i in range(len(runs))]
-    chart = _chart("Accuracy per MB" if alone else "G per MB", "accuracy", text.percent, lines, NOTES["mb"])
-    return (replace(chart, x="MB moved", show_x=text.mb, by_round=False),)
+    if len(runs) == 1:
+        title, lines = "Accuracy per MB", _kinds(runs, score_by_mb)
+    else:
+        title, lines = "G per MB", [_line(runs, i, score_by_mb("G")) for i in range(len(runs))]
+    chart = _chart(title, "accuracy", text.percent, lines, NOTES["mb"])
+    return (replace(chart, x="MB sent", show_x=text.mb, by_round=False),)
 
 
 # --------------------------------------------------------------------------- parts
 
 
 def _kinds(runs: Sequence[Run], curve: Callable[[str], Callable[[Seed], Curve]]) -> list[Series]:
-    """G, D and P of the only run; D is dashed, for it often lies on G."""
+    """G, D and P of the only run; D is dashed, since it often coincides with G."""
     return [
-        _line(runs, 0, curve(kind), f"{kind}, {what}", colour=c, dashed=kind == "D")
-        for c, (kind, what) in enumerate(KINDS.items())
+        _line(runs, 0, curve(kind), f"{kind}, {meaning}", colour=colour, dashed=kind == "D")
+        for colour, (kind, meaning) in enumerate(KINDS.items())
     ]
 
 
@@ -165,7 +192,13 @@ def _line(
     dashed: bool = False,
     colour: int | None = None,
 ) -> Series:
-    return Series(label or runs[i].name, i, i if colour is None else colour, over_seeds(runs[i], curve), dashed)
+    return Series(
+        label=label or runs[i].name,
+        run=i,
+        colour=i if colour is None else colour,
+        points=over_seeds(runs[i], curve),
+        dashed=dashed,
+    )
 
 
 def _chart(
@@ -176,20 +209,30 @@ def _chart(
     note: str,
     limits: tuple[float, float] | None = None,
 ) -> Chart:
-    return Chart(title, "round", y, show, tuple(lines), limits or _limits(lines), lambda x: f"round {x:.0f}", note)
+    return Chart(
+        title=title,
+        x="round",
+        y=y,
+        show=show,
+        series=tuple(lines),
+        limits=limits or _limits(lines),
+        show_x=lambda x: f"round {x:.0f}",
+        note=note,
+    )
 
 
 def _limits(lines: Sequence[Series], *, zero: bool = False) -> tuple[float, float]:
-    """The range of y: bands included, never without height, shares never beyond 0 and 1."""
+    """The range of y with all bands; it is never empty, and that of shares stays within 0 and 1."""
     low = min((p.y - p.spread for s in lines for p in s.points), default=0.0)
     high = max((p.y + p.spread for s in lines for p in s.points), default=1.0)
-    room = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
+    margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
     if zero:
-        return 0.0, high + room
-    return max(0.0, low - room), min(1.0, high + room) if high <= 1 else high + room
+        return 0.0, high + margin
+    top = high + margin
+    return max(0.0, low - margin), min(1.0, top) if high <= 1 else top
 
 
 def thin(points: Sequence[Point]) -> Sequence[Point]:
-    """At most MOST_POINTS of them, evenly spread, and the last one."""
+    """Evenly spaced points, at most MOST_POINTS of them, and the last one."""
     step = -(-len(points) // MOST_POINTS)
     return points if step <= 1 else [*points[:-1:step], points[-1]]

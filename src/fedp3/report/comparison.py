@@ -1,4 +1,4 @@
-"""Runs side by side: accuracies, traffic, work and time, and accuracy at the MB that every run has spent."""
+"""Runs side by side: accuracy, traffic, computation and time, and accuracy at equal traffic."""
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
@@ -24,64 +24,87 @@ from fedp3.report.runs import (
 
 
 def compare(folders: Iterable[Path], last: int = 1) -> list[dict[str, object]]:
-    """One row per run: accuracies, traffic, time, epsilon, and accuracy at the MB every run has spent.
+    """Compare runs; returns one row per run.
 
-    `budget_mb` is the smallest traffic, up and down, at which a seed was last evaluated; `G_at_mb`, `D_at_mb` and
-    `P_at_mb` are read off the curves by MB, between two evaluations on the straight line that joins them.  `gflop` is
-    what a client computed on average over the run, `fleet_seconds` what the rounds would take on the fleet.  With
-    `last` above 1, G and D are means over so many last evaluations of each seed, which sway less than the final one; P
-    is the final one, of all clients after all that the method lets them tune.
+    Args:
+        folders: the run folders.
+        last: with more than 1, G and D are means over this many last evaluations of each seed,
+            which vary less than the final one.  P is always the final one, over all clients.
+
+    Some keys of a row need an explanation:
+        budget_mb: the traffic, up and down, that every seed of every run reached at an evaluation.
+        G_at_mb, D_at_mb, P_at_mb: accuracy at that traffic, interpolated between two evaluations.
+        gflop: computation of one client over the run, mean over clients.
+        fleet_seconds: estimated time of the rounds on the fleet.
     """
     return compare_runs(load_runs(folders), last)
 
 
 def compare_runs(runs: Sequence[Run], last: int = 1) -> list[dict[str, object]]:
-    """`compare` for runs already read."""
+    """Like `compare`, for runs that were already read."""
+    budget = _common_budget(runs)
+    return [_row(run, last, budget) for run in runs]
+
+
+def _common_budget(runs: Sequence[Run]) -> float | None:
+    """The smallest traffic at which a seed was last evaluated; None if nothing was sent."""
     curves = [score_by_mb("G")(seed) for run in runs for seed in run.seeds]
-    budget = min((c[-1][1] for c in curves if c and c[-1][1] > 0), default=None)
-    rows = []
-    for run in runs:
-        row: dict[str, object] = {"run": run.name, "method": run.seeds[0].config["method"], "seeds": len(run.seeds)}
-        for kind in KINDS:
-            value = final(run, kind, last=1 if kind == "P" else last)
-            row |= {kind: mean(value), f"{kind}_std": value and value.std}
-        row["worst"] = mean(final(run, "G", "worst", last))
-        for way in ("up", "down"):
-            mb, share = moved(run, way)
-            row |= {f"mb_{way}": mean(mb), f"share_{way}": share}
-        row |= {
-            "seconds": mean(stat(map(seconds, run.seeds))),
-            "epsilon_max": max((e for s in run.seeds if (e := epsilon(s)) is not None), default=None),
-            "privacy": run.seeds[0].result.get("privacy"),  # what gives the epsilon its meaning
-            "rejected": sum(len(rejections(s)) for s in run.seeds),
-            "gflop": mean(stat(map(client_gflop, run.seeds))),
-            "fleet_seconds": mean(stat(map(fleet_seconds, run.seeds))),
-            **{f"{kind}_at_mb": _at_budget(run, kind, budget) for kind in KINDS},
-            "budget_mb": budget,
-            "unfinished": ", ".join(_how_far(s) for s in run.seeds if not s.result),
-        }
-        rows.append(row)
-    return rows
+    ends = [curve[-1][1] for curve in curves if curve]
+    return min((mb for mb in ends if mb > 0), default=None)
 
 
-def _how_far(seed: Seed) -> str:
+def _row(run: Run, last: int, budget: float | None) -> dict[str, object]:
+    row: dict[str, object] = {
+        "run": run.name,
+        "method": run.seeds[0].config["method"],
+        "seeds": len(run.seeds),
+    }
+    for kind in KINDS:
+        value = final(run, kind, last=1 if kind == "P" else last)
+        row[kind] = mean(value)
+        row[f"{kind}_std"] = None if value is None else value.std
+    row["worst"] = mean(final(run, "G", "worst", last))
+    for way in ("up", "down"):
+        mb, share = moved(run, way)
+        row |= {f"mb_{way}": mean(mb), f"share_{way}": share}
+    epsilons = [e for e in map(epsilon, run.seeds) if e is not None]
+    return row | {
+        "seconds": mean(stat(map(seconds, run.seeds))),
+        "epsilon_max": max(epsilons, default=None),
+        "privacy": run.seeds[0].result.get("privacy"),  # the settings that the epsilon belongs to
+        "rejected": sum(len(rejections(seed)) for seed in run.seeds),
+        "gflop": mean(stat(map(client_gflop, run.seeds))),
+        "fleet_seconds": mean(stat(map(fleet_seconds, run.seeds))),
+        **{f"{kind}_at_mb": _at_budget(run, kind, budget) for kind in KINDS},
+        "budget_mb": budget,
+        "unfinished": ", ".join(_progress(seed) for seed in run.seeds if not seed.result),
+    }
+
+
+def _progress(seed: Seed) -> str:
     run = seed.config["run"]
     return f"seed {run['seed']} at round {len(seed.events)} of {run['rounds']}"
 
 
 def _at_budget(run: Run, kind: str, budget: float | None) -> float | None:
-    """The mean over seeds, if all of them have a score there: over some it would say something else."""
+    """The mean over all seeds; None if one of them has no score at this traffic."""
     if budget is None:
         return None
-    each = [at_mb(score_by_mb(kind)(seed), budget) for seed in run.seeds]
-    return None if None in each else mean(stat(each))
+    scores = [at_mb(score_by_mb(kind)(seed), budget) for seed in run.seeds]
+    return None if None in scores else mean(stat(scores))
 
 
 def at_mb(curve: Curve, budget: float) -> float | None:
-    """The height of a curve at this x, linear between its points; None outside them; where nothing moved, the last."""
-    if curve and curve[-1][1] == 0:
-        return curve[-1][2]
+    """The value of a curve at this traffic, linear between its points.
+
+    Outside the curve it is None; for a run that sends nothing it is the last value.
+    """
+    if not curve:
+        return None
+    _, end, last_value = curve[-1]
+    if end == 0:
+        return last_value
     for (_, x0, y0), (_, x1, y1) in pairwise(curve):
         if x0 <= budget <= x1:
             return y0 + (y1 - y0) * (budget - x0) / (x1 - x0) if x1 > x0 else y1
-    return curve[-1][2] if curve and curve[-1][1] == budget else None
+    return last_value if end == budget else None

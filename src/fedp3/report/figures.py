@@ -1,4 +1,4 @@
-"""The page's figures as PNG and SVG files, by matplotlib, which is imported when one is asked for."""
+"""The page's figures as PNG and SVG files, drawn by matplotlib, which is imported on first use."""
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from fedp3.errors import InputError, RunError
+from fedp3.core.errors import InputError, RunError
 from fedp3.report import charts
 from fedp3.report.charts import Chart
-from fedp3.report.grids import FROZEN, NEVER, PRUNED, WHOLE, Grid, label_grid, plan_grid
+from fedp3.report.grids import FROZEN, FULL, NEVER, PRUNED, SKIPPED, Grid, label_grid, plan_grid
 from fedp3.report.runs import load_runs
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-STYLE: Any = {  # matplotlib types every key
+STYLE: Any = {  # matplotlib declares a type for every key
     "font.size": 10,
     "axes.titlesize": 11,
     "axes.titleweight": "bold",
@@ -30,50 +30,72 @@ STYLE: Any = {  # matplotlib types every key
     "legend.frameon": False,
     "legend.fontsize": 9,
     "text.parse_math": False,  # a run may be called "$x"
-    "svg.hashsalt": "fedp3",  # with no date either, the same run gives the same file
+    "svg.hashsalt": "fedp3",  # with this and without a date, the same run gives the same file
 }
 COLOURS = ("#2563c9", "#c2410c", "#0f7b5f", "#9333a8", "#a16207", "#0e7490", "#be185d", "#4d5a6b")
+GREY = "#6b7787"
 FILLS = {
-    WHOLE: "#2563c9",
+    FULL: "#2563c9",
     PRUNED: "#e08a2e",
     FROZEN: "#7a8797",
     NEVER: "#b58bc4",
+    SKIPPED: "#d5dae1",
     "label": "#0f7b5f",
     "none": "#ffffff",
 }
 WHITE = np.ones(3)
+MARKED_POINTS = 40  # a line with more points has no markers
+MOST_ROW_NAMES = 40
+SEPARATED_COLUMNS = 60  # with more clients there are no lines between cells
 
 
 def write_figures(folders: Iterable[Path], out_dir: Path) -> list[Path]:
-    """accuracy, loss, bytes, accuracy-per-mb, plan and labels, each as .png and .svg; returns the files."""
+    """Write all figures, each as .png and .svg; returns the files.
+
+    The figures are accuracy, loss, bytes, accuracy-per-mb, plan and labels.
+
+    Args:
+        folders: the run folders.
+        out_dir: folder for the figures.
+    """
     runs = load_runs(folders)
-    firsts = [run.seeds[0] for run in runs]
-    plans = [plan_grid(seed) for seed in firsts]
-    labels = [label_grid(seed.about["labels"]) for seed in firsts]
+    first_seeds = [run.seeds[0] for run in runs]
+    plans = [plan_grid(seed) for seed in first_seeds]
+    labels = [label_grid(seed.about["labels"]) for seed in first_seeds]
     names = [run.name for run in runs]
-    out: list[Path] = []
+    paths: list[Path] = []
     for figure in charts.figures(runs):
-        out += _write(Path(out_dir), figure.name, _lines(figure.panels), (".png", ".svg"))
+        paths += _write(Path(out_dir), figure.name, _lines(figure.panels), (".png", ".svg"))
     for name, grids in (("plan", plans), ("labels", labels)):
-        out += _write(Path(out_dir), name, _grids(grids, names), (".png", ".svg"))
-    return out
+        paths += _write(Path(out_dir), name, _grids(grids, names), (".png", ".svg"))
+    return paths
 
 
 def draw_labels(labels: npt.NDArray[np.integer[Any]], path: Path, title: str = "") -> Path:
-    """A picture of a partition: the samples of each class (rows) at each client (columns) of `labels`' shape."""
+    """Draw a partition; returns the file.
+
+    Args:
+        labels: the number of samples of each class at each client: (clients, classes).
+        path: the picture; without a suffix it is a PNG.
+        title: title of the picture.
+    """
     table = np.asarray(labels)
     if table.ndim != 2 or table.dtype.kind not in "iu":
         raise InputError(
-            f"cannot draw labels of {table.dtype}{list(table.shape)}: want whole numbers, clients x classes"
+            f"cannot draw labels of {table.dtype}{list(table.shape)}: "
+            "expected integers of shape clients x classes"
         )
     path = Path(path)
-    return _write(path.parent, path.stem, _grids([label_grid(table.tolist())], [title]), (path.suffix or ".png",))[0]
+    draw = _grids([label_grid(table.tolist())], [title])
+    return _write(path.parent, path.stem, draw, (path.suffix or ".png",))[0]
 
 
-def _write(folder: Path, name: str, draw: Callable[[], "Figure"], endings: Sequence[str]) -> list[Path]:
+def _write(
+    folder: Path, name: str, draw: Callable[[], "Figure"], suffixes: Sequence[str]
+) -> list[Path]:
     import matplotlib as mpl
 
-    paths = [folder / f"{name}{ending}" for ending in endings]
+    paths = [folder / f"{name}{suffix}" for suffix in suffixes]
     with mpl.rc_context():
         mpl.rcdefaults()
         mpl.rcParams.update(STYLE)
@@ -81,10 +103,14 @@ def _write(folder: Path, name: str, draw: Callable[[], "Figure"], endings: Seque
         try:
             folder.mkdir(parents=True, exist_ok=True)
             for path in paths:
-                figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
-                figure.set_layout_engine("none")  # half the time of a drawing; it need not be done again
+                metadata = {"Date": None} if path.suffix == ".svg" else None
+                figure.savefig(path, dpi=150, metadata=metadata)
+                # The layout takes half the time of a drawing and is the same for every suffix.
+                figure.set_layout_engine("none")
         except OSError as error:
-            raise RunError(f"cannot write figure {name!r} to {folder}: {error.strerror or error}") from None
+            raise RunError(
+                f"cannot write figure {name!r} to {folder}: {error.strerror or error}"
+            ) from None
     return paths
 
 
@@ -109,11 +135,21 @@ def _lines(panels: Sequence[Chart]) -> Callable[[], "Figure"]:
 
 def _panel(ax: Any, chart: Chart) -> None:
     for s in chart.series:
-        x, y, spread = (np.array([getattr(p, k) for p in s.points], dtype=float) for k in ("x", "y", "spread"))
-        colour = COLOURS[s.colour % len(COLOURS)] if s.colour >= 0 else "#6b7787"
-        marker = "o" if s.colour >= 0 and len(x) <= 40 else ""
-        # A leading underscore would hide the line from the legend.
-        ax.plot(x, y, "--" if s.dashed else "-", color=colour, marker=marker, ms=3.5, label=f"\u200a{s.label}")
+        x, y, spread = (
+            np.array([getattr(p, k) for p in s.points], dtype=float) for k in ("x", "y", "spread")
+        )
+        grey = s.colour == charts.GREY
+        colour = GREY if grey else COLOURS[s.colour % len(COLOURS)]
+        marker = "o" if not grey and len(x) <= MARKED_POINTS else ""
+        ax.plot(
+            x,
+            y,
+            "--" if s.dashed else "-",
+            color=colour,
+            marker=marker,
+            ms=3.5,
+            label=f"\u200a{s.label}",  # a leading underscore would hide the line from the legend
+        )
         if spread.any():
             ax.fill_between(x, y - spread, y + spread, color=colour, alpha=0.16, lw=0)
     ax.set(title=chart.title, xlabel=chart.x, ylabel=chart.y, ylim=chart.limits)
@@ -144,21 +180,30 @@ def _picture(ax: Any, grid: Grid, name: str) -> None:
     from matplotlib.colors import to_rgb
     from matplotlib.patches import Patch
 
-    pixels = np.array([[_pixel(to_rgb(FILLS[c.kind]), c.shade) for c in column] for column in grid.cells])
+    pixels = np.array(
+        [[_pixel(to_rgb(FILLS[c.kind]), c.shade) for c in column] for column in grid.cells]
+    )
     if pixels.size:
         ax.imshow(pixels.transpose(1, 0, 2), aspect="auto", interpolation="nearest")
-    every = -(-len(grid.rows) // 40) or 1
+    every = -(-len(grid.rows) // MOST_ROW_NAMES) or 1
     ax.set_yticks(range(0, len(grid.rows), every), list(islice(grid.rows, 0, None, every)))
     ax.set(xlabel="client", ylabel=grid.row)
     ax.set_title(name, pad=24)
     ax.xaxis.get_major_locator().set_params(integer=True)
     ax.grid(visible=False)
-    if len(grid.columns) <= 60:
-        n, m = len(grid.columns), len(grid.rows)
-        ax.vlines(np.arange(1, n) - 0.5, -0.5, m - 0.5, color="white", lw=1.5)
-        ax.hlines(np.arange(1, m) - 0.5, -0.5, n - 0.5, color="white", lw=1.5)
-    keys = [Patch(color=FILLS[kind], label=says) for kind, says in grid.legend.items()]
-    ax.legend(handles=keys, loc="lower left", bbox_to_anchor=(0, 1), ncols=len(keys), borderpad=0, borderaxespad=0.5)
+    if len(grid.columns) <= SEPARATED_COLUMNS:
+        columns, rows = len(grid.columns), len(grid.rows)
+        ax.vlines(np.arange(1, columns) - 0.5, -0.5, rows - 0.5, color="white", lw=1.5)
+        ax.hlines(np.arange(1, rows) - 0.5, -0.5, columns - 0.5, color="white", lw=1.5)
+    keys = [Patch(color=FILLS[kind], label=meaning) for kind, meaning in grid.legend.items()]
+    ax.legend(
+        handles=keys,
+        loc="lower left",
+        bbox_to_anchor=(0, 1),
+        ncols=len(keys),
+        borderpad=0,
+        borderaxespad=0.5,
+    )
 
 
 def _pixel(rgb: Sequence[float], shade: float) -> npt.NDArray[np.float64]:

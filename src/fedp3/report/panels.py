@@ -1,6 +1,7 @@
-"""What the page says about one run: headline numbers, plan, labels, clients, rejections, how to run it again.
+"""The page about one run: headline numbers, plan, labels, clients, rejections, commands.
 
-With several seeds the numbers are over all of them; plan, labels and clients are drawn per seed, so the first is shown.
+With several seeds the numbers are over all of them.  Plan, labels and clients differ from seed to
+seed, so those of the first seed are shown.
 """
 
 import shlex
@@ -11,14 +12,29 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedp3.config import OWN
+from fedp3.config.toml import toml_value
+from fedp3.core.settings import OWN
 from fedp3.report import text
 from fedp3.report.grids import Grid, label_grid, plan_grid
-from fedp3.report.runs import Json, Run, Seed, epsilon, final, mean, moved, rejections, score, seconds, stat
+from fedp3.report.runs import (
+    Json,
+    Run,
+    Seed,
+    epsilon,
+    final,
+    mean,
+    moved,
+    rejections,
+    score,
+    seconds,
+    stat,
+)
 from fedp3.report.svg import grid_picture, grid_tips
 
-OWNED = {"data": "data", "model": "net"}  # section -> what it is called where it is the user's own
-MOST_REJECTIONS = 300  # listed one by one; all are counted
+LONGEST_LIST = 12  # values of a setting that are shown
+MOST_REJECTIONS = 300  # rejections that are listed; all are counted
+# A setting of one run: key, value, whether it differs between the runs of the page.
+Setting = tuple[str, str, bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,53 +48,56 @@ class Card:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """Headings, each with whether its column is numbers, and rows."""
+    """Rows under headings; each heading has a flag that is true if its column holds numbers."""
 
     heads: tuple[tuple[str, bool], ...]
     rows: tuple[tuple[str, ...], ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Panel:
-    """Everything about one run, ready to print."""
+    """Everything that the page shows about one run."""
 
     name: str
-    line: str  # the run in a sentence
+    line: str  # summary of the run
     status: str
     finished: bool
     cards: tuple[Card, ...]
     plan: Markup
     plan_legend: Mapping[str, str]
     plan_note: str
-    labels: Markup | None  # None: as in the run `labels_as`
+    labels: Markup | None  # None if they equal those of the run `labels_as`
     labels_as: str
     labels_note: str
     clients: Table
-    reasons: tuple[tuple[str, int], ...]
+    reasons: tuple[tuple[str, int], ...]  # reason of rejection -> count
     rejected: Table
     rejected_note: str
-    config: tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...]  # section, (key, value, differs between runs)
+    config: tuple[tuple[str, tuple[Setting, ...]], ...]  # by section
     facts: tuple[tuple[str, str], ...]
-    guarantee: tuple[tuple[str, str], ...]  # of LDP: what gives its epsilon a meaning
+    guarantee: tuple[tuple[str, str], ...]  # settings of LDP; empty without it
     warnings: tuple[str, ...]
-    unaccounted: tuple[str, ...]
+    unaccounted: tuple[str, ...]  # released, and not covered by epsilon
     commands: tuple[tuple[str, str], ...]
 
 
 def run_panel(runs: Sequence[Run], i: int, tips: dict[str, Any]) -> Panel:
-    """The panel of run i; what its pictures say on hover goes to `tips`."""
+    """The panel of run i; adds to `tips` what its pictures show on hover."""
     run, seed = runs[i], runs[i].seeds[0]
-    plan, ids = plan_grid(seed), [str(c["id"]) for c in seed.about["clients"]]
+    ids = [str(c["id"]) for c in seed.about["clients"]]
+    plan = plan_grid(seed)
     labels = label_grid(seed.about["labels"], ids, "Label distribution")
     same = [j for j in range(i) if runs[j].seeds[0].about["labels"] == seed.about["labels"]]
     tips[f"plan-{i}"] = grid_tips(plan)
     if not same:
         tips[f"labels-{i}"] = grid_tips(labels)
-    listed = _rejected(run)
+    rejected = _rejected(run)
     finished = all(s.result for s in run.seeds)
+    privacy = seed.about.get("privacy") or {}
+    warnings = seed.about.get("warnings", {})
     return Panel(
         name=run.name,
-        line=_sentence(seed),
+        line=_summary(seed),
         status="finished" if finished else _progress(run),
         finished=finished,
         cards=_cards(run),
@@ -89,14 +108,14 @@ def run_panel(runs: Sequence[Run], i: int, tips: dict[str, Any]) -> Panel:
         labels_as=runs[same[0]].name if same else "",
         labels_note=labels.legend["label"],
         clients=_clients(seed),
-        reasons=tuple(Counter(why for *_, why in listed.rows).most_common()),
-        rejected=Table(listed.heads, listed.rows[:MOST_REJECTIONS]),
-        rejected_note=_rejected_note(run, len(listed.rows)),
+        reasons=tuple(Counter(reason for *_, reason in rejected.rows).most_common()),
+        rejected=Table(rejected.heads, rejected.rows[:MOST_REJECTIONS]),
+        rejected_note=_rejected_note(run, len(rejected.rows)),
         config=_config([r.seeds[0].config for r in runs], i),
         facts=_facts(run),
         guarantee=_guarantee(seed),
-        warnings=tuple(v for k, v in seed.about.get("warnings", {}).items() if k != "W7"),
-        unaccounted=tuple((seed.about.get("privacy") or {}).get("unaccounted", ())),
+        warnings=tuple(warning for code, warning in warnings.items() if code != "W7"),
+        unaccounted=tuple(privacy.get("unaccounted", ())),  # the content of W7
         commands=_commands(run),
     )
 
@@ -104,13 +123,14 @@ def run_panel(runs: Sequence[Run], i: int, tips: dict[str, Any]) -> Panel:
 # --------------------------------------------------------------------------- headline
 
 
-def _sentence(seed: Seed) -> str:
+def _summary(seed: Seed) -> str:
     c = seed.config
-    asked = c["run"]["clients_per_round"] or c["partition"]["clients"]
-    data, net = ("own " + what if c[k]["name"] == OWN else c[k]["name"] for k, what in OWNED.items())
+    participants = c["run"]["clients_per_round"] or c["partition"]["clients"]
+    data = "user-provided data" if c["data"]["name"] == OWN else c["data"]["name"]
+    model = "user-provided model" if c["model"]["name"] == OWN else c["model"]["name"]
     return (
-        f"{c['method']} · {data}, {c['partition']['kind']} over {len(seed.about['clients'])} clients, "
-        f"{asked} a round · {net}, {seed.about['parameters']:,} parameters in "
+        f"{c['method']} · {data}, {c['partition']['kind']} over {len(seed.about['clients'])} "
+        f"clients, {participants} per round · {model}, {seed.about['parameters']:,} parameters in "
         f"{len(seed.about['layers'])} layers · layer sets {c['plan']['layers']}"
     )
 
@@ -122,177 +142,248 @@ def _progress(run: Run) -> str:
 
 def _cards(run: Run) -> tuple[Card, ...]:
     rounds = max(len(s.events) for s in run.seeds)
+    planned = run.seeds[0].config["run"]["rounds"]
     late = sum(len(e["late"]) for s in run.seeds for e in s.events)
-    refused = sum(len(e["rejected"]) for s in run.seeds for e in s.events)
-    time = stat(map(seconds, run.seeds))
-    spent = max((e for s in run.seeds if (e := epsilon(s)) is not None), default=None)
-    shas = {str(s.result.get("model_sha256") or "") for s in run.seeds} - {""}
-    ten = final(run, "G", "p10")
+    rejected = sum(len(e["rejected"]) for s in run.seeds for e in s.events)
+    time = mean(stat(map(seconds, run.seeds)))
+    epsilons = [e for e in map(epsilon, run.seeds) if e is not None]
+    percentile = mean(final(run, "G", "p10"))
     cards = [
-        Card("G, server model", text.percent_stat(final(run, "G")), f"10th percentile {text.percent(mean(ten))}"),
+        Card(
+            "G, server model",
+            text.percent_stat(final(run, "G")),
+            f"10th percentile {text.percent(percentile)}",
+        ),
         Card("D, as dispatched", text.percent_stat(final(run, "D")), "pruned, untrained"),
         Card("P, personal", text.percent_stat(final(run, "P")), "after one local update"),
         Card("Worst client", text.percent_stat(final(run, "G", "worst")), _worst(run)),
-        _traffic_card(run, "up"),
-        _traffic_card(run, "down"),
-        Card("Rounds", f"{rounds} / {run.seeds[0].config['run']['rounds']}", f"{late} late, {refused} rejected"),
-        Card("Time", text.duration(mean(time)), "mean over seeds" if len(run.seeds) > 1 else "whole run"),
+        _traffic_card(run, "Uploaded", "up"),
+        _traffic_card(run, "Downloaded", "down"),
+        Card("Rounds", f"{rounds} / {planned}", f"{late} late, {rejected} rejected"),
+        Card(
+            "Time",
+            text.duration(time),
+            "mean over seeds" if len(run.seeds) > 1 else "entire run",
+        ),
     ]
-    if spent is not None:
-        cards.append(Card("ε", text.number(spent), "largest of any client"))
-    model = shas.pop()[:10] if len(shas) == 1 else f"{len(shas)} models" if shas else text.NONE
-    return (*cards, Card("Model", model, "sha256, in full below"))
+    if epsilons:
+        cards.append(Card("ε", text.number(max(epsilons)), "largest of any client"))
+    return (*cards, _model_card(run))
+
+
+def _model_card(run: Run) -> Card:
+    shas = {str(s.result.get("model_sha256") or "") for s in run.seeds} - {""}
+    value = f"{len(shas)} models" if shas else text.NONE
+    if len(shas) == 1:
+        value = shas.pop()[:10]
+    return Card("Model", value, "sha256, complete below")
 
 
 def _worst(run: Run) -> str:
-    best = score(run.seeds[0], "G")
-    if len(run.seeds) > 1 or not best:
+    scores = score(run.seeds[0], "G")
+    if len(run.seeds) > 1 or not scores:
         return "lowest G of any client"
-    return f"client {min(best['clients'], key=best['clients'].__getitem__)}, by G"
+    return f"client {min(scores['clients'], key=scores['clients'].__getitem__)}, by G"
 
 
-def _traffic_card(run: Run, way: str) -> Card:
+def _traffic_card(run: Run, label: str, way: str) -> Card:
     mb, share = moved(run, way)
     note = text.NONE if share is None else f"{100 * share:.1f}{text.NBSP}% of dense FedAvg"
-    return Card({"up": "Uploaded", "down": "Downloaded"}[way], text.mb(mean(mb)), note)
+    return Card(label, text.mb(mean(mb)), note)
 
 
 def _plan_note(run: Run, plan: Grid) -> str:
-    parts = [f"Shown for seed {run.seeds[0].config['run']['seed']}."] if len(run.seeds) > 1 else []
+    notes = []
+    if len(run.seeds) > 1:
+        notes.append(f"Shown for seed {run.seeds[0].config['run']['seed']}.")
     if run.seeds[0].config["plan"]["redraw"]:
-        parts.append("Layer sets are drawn anew each round; this is the first.")
+        notes.append("Layer sets are redrawn every round; those of round 1 are shown.")
     if len(plan.legend) > 1:
-        parts.append("The weaker the colour, the less of the layer is sent.")
-    parts.append("At the right: clients that send the layer back.")
-    return " ".join(parts)
+        notes.append("The weaker the colour, the less of the layer is sent.")
+    notes.append("Numbers at the right: clients that upload the layer.")
+    return " ".join(notes)
 
 
 # --------------------------------------------------------------------------- clients
 
 
 CLIENT_HEADS = (
-    ("Client", False), ("Keep", True), ("Trained whole", False), ("Examples", True), ("Parameters", True),
-    ("MFLOP / example", True), ("Peak MB", True), ("MB down", True), ("MB up", True), ("Accepted", True),
-    ("Late", True), ("Rejected", True), ("G", True), ("P", True),
-)  # fmt: skip
+    ("Client", False),
+    ("Keep", True),
+    ("In full (L_i)", False),
+    ("Examples", True),
+    ("Parameters", True),
+    ("MFLOP / example", True),
+    ("Peak MB", True),
+    ("MB down", True),
+    ("MB up", True),
+    ("Accepted", True),
+    ("Late", True),
+    ("Rejected", True),
+    ("G", True),
+    ("P", True),
+)
 
 
 def _clients(seed: Seed) -> Table:
-    counts = {what: Counter(str(i) for e in seed.events for i in e[what]) for what in ("accepted", "late", "rejected")}
-    ends = {kind: (score(seed, kind) or {}).get("clients", {}) for kind in ("G", "P")}
+    fates = ("accepted", "late", "rejected")
+    counts = {fate: Counter(str(i) for e in seed.events for i in e[fate]) for fate in fates}
+    scores = {kind: (score(seed, kind) or {}).get("clients", {}) for kind in ("G", "P")}
     spent: Json = seed.result.get("epsilon") or {}
     rows = []
     for c in seed.about["clients"]:
         name = str(c["id"])
-        kept = [k for k in c["keep"].values() if k > 0]
+        shares = [share for share in c["keep"].values() if share > 0]
         row = (
             name,
-            text.percent(min(kept, default=0.0)),
+            text.percent(min(shares, default=0.0)),
             ranges(c["layers"], seed.about["layers"]),
             f"{c['examples']:,}",
             f"{c['parameters']:,}",
             *(text.number(c[key]) for key in ("mflops_per_example", "peak_mb", "mb_down", "mb_up")),
-            *(str(counts[what][name]) for what in ("accepted", "late", "rejected")),
-            *(text.percent(ends[kind].get(name)) for kind in ("G", "P")),
+            *(str(counts[fate][name]) for fate in fates),
+            *(text.percent(scores[kind].get(name)) for kind in ("G", "P")),
         )
         rows.append((*row, text.number(spent.get(name))) if spent else row)
-    return Table(CLIENT_HEADS + ((("ε", True),) if spent else ()), tuple(rows))
+    heads = (*CLIENT_HEADS, ("ε", True)) if spent else CLIENT_HEADS
+    return Table(heads, tuple(rows))
 
 
 def ranges(chosen: Sequence[str], layers: Sequence[str]) -> str:
-    """Layers in model order, neighbours joined: "fc1–fc3, head"."""
-    inside, parts = set(chosen), []
+    """The chosen layers in model order, with consecutive ones joined: "fc1–fc3, head".
+
+    Args:
+        chosen: names of the chosen layers.
+        layers: all layers of the model, in order.
+    """
+    if len(set(chosen)) == len(layers):
+        return "all"
+    parts = []
     start: int | None = None
     for j in range(len(layers) + 1):
-        if j < len(layers) and layers[j] in inside:
+        if j < len(layers) and layers[j] in chosen:
             start = j if start is None else start
         elif start is not None:
-            between = "–" if j - start > 2 else ", "
-            parts.append(between.join(dict.fromkeys((layers[start], layers[j - 1]))))
+            joint = "–" if j - start > 2 else ", "
+            parts.append(joint.join(dict.fromkeys((layers[start], layers[j - 1]))))
             start = None
-    return "all" if len(inside) == len(layers) else ", ".join(parts) or text.NONE
+    return ", ".join(parts) or text.NONE
 
 
 def _rejected(run: Run) -> Table:
+    heads: tuple[tuple[str, bool], ...] = (("Round", True), ("Client", False), ("Reason", False))
     many = len(run.seeds) > 1
-    rows = [
-        ((str(s.config["run"]["seed"]), str(t), i, why) if many else (str(t), i, why))
-        for s in run.seeds
-        for t, i, why in rejections(s)
-    ]
-    heads = (("Round", True), ("Client", False), ("Reason", False))
-    return Table(((("Seed", True), *heads) if many else heads), tuple(rows))
+    rows: list[tuple[str, ...]] = []
+    for seed in run.seeds:
+        for t, client, reason in rejections(seed):
+            row = (str(t), client, reason)
+            rows.append((str(seed.config["run"]["seed"]), *row) if many else row)
+    return Table((("Seed", True), *heads) if many else heads, tuple(rows))
 
 
-def _rejected_note(run: Run, listed: int) -> str:
-    asked = sum(len(e["sampled"]) for s in run.seeds for e in s.events)
-    late = sum(len(e["late"]) for s in run.seeds for e in s.events)
-    void = sum(bool(e["void"]) for s in run.seeds for e in s.events)
-    note = f"{listed:,} of {asked:,} updates were rejected, {late:,} came late, {void:,} rounds were void."
-    return note + (f" The first {MOST_REJECTIONS} are listed." if listed > MOST_REJECTIONS else "")
+def _rejected_note(run: Run, rejected: int) -> str:
+    events = [e for s in run.seeds for e in s.events]
+    requested = sum(len(e["sampled"]) for e in events)
+    late = sum(len(e["late"]) for e in events)
+    void = len([e for e in events if e["void"]])
+    note = (
+        f"{rejected:,} of {requested:,} updates were rejected, {late:,} came late, "
+        f"{void:,} rounds were void."
+    )
+    if rejected > MOST_REJECTIONS:
+        note += f" The first {MOST_REJECTIONS} are listed."
+    return note
 
 
-# --------------------------------------------------------------------------- again
+# --------------------------------------------------------------------------- reproduction
 
 
-def _config(configs: Sequence[Json], i: int) -> tuple[tuple[str, tuple[tuple[str, str, bool], ...]], ...]:
-    """The config of run i by section, with a mark at what differs between the runs."""
+def _config(configs: Sequence[Json], i: int) -> tuple[tuple[str, tuple[Setting, ...]], ...]:
+    """The config of run i by section, with a flag at every key that differs between the runs."""
 
     def differs(section: str, key: str) -> bool:
-        return len({_toml(c.get(section, {}).get(key)) for c in configs}) > 1
+        return len({_shown(c.get(section, {}).get(key)) for c in configs}) > 1
 
     return tuple(
-        (section, tuple((key, _toml(v), differs(section, key)) for key, v in keys.items()))
+        (section, tuple((key, _shown(v), differs(section, key)) for key, v in keys.items()))
         for section, keys in configs[i].items()
         if isinstance(keys, Mapping) and keys.get("enabled", True)
     )
 
 
-def _toml(value: Any) -> str:
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str):
-        return f'"{value}"'
-    if isinstance(value, Sequence):
-        shown = ", ".join(map(_toml, value[:12]))
-        return f"[{shown}, … {len(value)} in all]" if len(value) > 12 else f"[{shown}]"
-    return text.NONE if value is None else str(value)
+def _shown(value: Any) -> str:
+    """A value as TOML; long lists are shortened."""
+    if value is None:
+        return text.NONE
+    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > LONGEST_LIST:
+        start = toml_value(value[:LONGEST_LIST]).removesuffix("]")
+        return f"{start}, … {len(value)} in all]"
+    return toml_value(value)
 
 
 def _facts(run: Run) -> tuple[tuple[str, str], ...]:
-    seed = run.seeds[0]
-    each = [(str(s.config["run"]["seed"]), str(s.result.get("model_sha256") or "not finished")) for s in run.seeds]
-    shas = [("seed", each[0][0]), ("model sha256", each[0][1])]
-    if len(each) > 1:
-        shas = [("seeds", ", ".join(s for s, _ in each)), *((f"model sha256, seed {s}", h) for s, h in each)]
-    versions = ", ".join(f"{name} {version}" for name, version in seed.about["versions"].items())
-    return (*shas, ("config sha256", str(seed.about["digest"])), ("versions", versions), ("folder", str(run.folder)))
+    about = run.seeds[0].about
+    shas = [
+        (str(s.config["run"]["seed"]), str(s.result.get("model_sha256") or "not finished"))
+        for s in run.seeds
+    ]
+    if len(shas) == 1:
+        seed, sha = shas[0]
+        models = [("seed", seed), ("model sha256", sha)]
+    else:
+        models = [("seeds", ", ".join(seed for seed, _ in shas))]
+        models += [(f"model sha256, seed {seed}", sha) for seed, sha in shas]
+    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    return (
+        *models,
+        ("config sha256", str(about["digest"])),
+        ("versions", versions),
+        ("folder", str(run.folder)),
+    )
 
 
 def _guarantee(seed: Seed) -> tuple[tuple[str, str], ...]:
-    """What LDP promises a client of this run; empty without it."""
+    """What LDP guarantees to a client of this run; empty without LDP."""
     p: Json = seed.result.get("privacy") or seed.about.get("privacy") or {}
     if not p:
         return ()
-    spent = p.get("spent") or {}
-    shown = ", ".join(f"{k} {text.number(v)}" for k, v in spent.items()) or "the run is not finished"
-    names = ("delta", "adjacency", "sampling", "sample_rate", "noise_multiplier", "clip", "accountant", "randomness")
+    spent = [f"{name} {text.number(value)}" for name, value in (p.get("spent") or {}).items()]
+    names = (
+        "delta",
+        "adjacency",
+        "sampling",
+        "sample_rate",
+        "noise_multiplier",
+        "clip",
+        "accountant",
+        "randomness",
+    )
     return (
-        ("ε over clients", shown),
+        ("ε over clients", ", ".join(spent) or "the run is not finished"),
         ("ε allowed", "no limit" if p["epsilon"] is None else str(p["epsilon"])),
         *((name.replace("_", " "), str(p[name])) for name in names),
-        ("steps", f"{p['steps_per_task']} a task, {p['allowed_steps']:,} allowed"),
+        ("steps", f"{p['steps_per_task']} per task, {p['allowed_steps']:,} allowed"),
         ("protects", "each training record of a client, against all who see its uploads"),
     )
 
 
 def _commands(run: Run) -> tuple[tuple[str, str], ...]:
-    seed, folder = run.seeds[0], run.folder
-    again = ["fedp3", "run", str(seed.folder / "config.toml"), "--out", f"{folder}-again"]
-    again += ["--seeds", str(len(run.seeds))] if len(run.seeds) > 1 else []
-    commands = [("Go on with it", shlex.join(["fedp3", "resume", str(s.folder)])) for s in run.seeds if not s.result]
-    commands.append(("Run it again", shlex.join(again)))
-    if seed.config["model"]["name"] == OWN:
-        commands = []  # its owner's program can do both, the command line neither
-    typed = str(seed.about["command"])
-    return tuple(commands) + ((("As it was typed", typed),) if " " in typed else ())
+    seed = run.seeds[0]
+    commands = []
+    # The command line has neither the model nor the data of a run that was started from Python.
+    if seed.config["model"]["name"] != OWN:
+        again = ["fedp3", "run", str(seed.folder / "config.toml"), "--out", f"{run.folder}-again"]
+        if len(run.seeds) > 1:
+            again += ["--seeds", str(len(run.seeds))]
+        for plugin in seed.about.get("plugins", ()):
+            again += ["--use", str(plugin["path"])]
+        commands += [
+            ("Resume it", shlex.join(["fedp3", "resume", str(s.folder)]))
+            for s in run.seeds
+            if not s.result
+        ]
+        commands.append(("Run it again", shlex.join(again)))
+    original = str(seed.about["command"])
+    if " " in original:
+        commands.append(("Original command", original))
+    return tuple(commands)

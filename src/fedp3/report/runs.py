@@ -1,7 +1,7 @@
-"""Reads run folders: what a run was, what happened in it, and its numbers over seeds.
+"""Reading run folders: description, rounds and result of a run, and its numbers over seeds.
 
-A run is one folder, or a folder of seed-0, seed-1, ...; a value over seeds is their mean with the sample standard
-deviation.  A run that is not finished is read as far as it came.
+A run is one folder, or a folder of seed-0, seed-1, ...  A value over seeds is their mean with the
+sample standard deviation.  An unfinished run is read up to its last recorded round.
 """
 
 import statistics
@@ -10,14 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fedp3.errors import InputError
-from fedp3.record import read_events, read_json
+from fedp3.core.errors import InputError
+from fedp3.core.files import read_json
+from fedp3.runs.run_folder import read_events
 
 Json = Mapping[str, Any]
-KINDS: Mapping[str, str] = {"G": "server model", "D": "as dispatched", "P": "after one local update"}
+KINDS: Mapping[str, str] = {
+    "G": "server model",
+    "D": "as dispatched",
+    "P": "after one local update",
+}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Seed:
     """One run folder."""
 
@@ -25,7 +30,7 @@ class Seed:
     about: Json  # run.json
     toml: str  # config.toml
     events: Sequence[Json]
-    result: Json  # result.json; empty where the run is not finished
+    result: Json  # result.json; empty for an unfinished run
 
     @property
     def config(self) -> Json:
@@ -47,12 +52,12 @@ class Stat:
     """A number over seeds."""
 
     mean: float
-    std: float | None = None  # None: one seed has no spread
+    std: float | None = None  # None for a single seed
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One place of a curve, over seeds."""
+    """One point of a curve, over seeds."""
 
     round: int
     x: float
@@ -67,12 +72,18 @@ Curve = Sequence[tuple[int, float, float]]  # (round, x, y) of one seed
 
 
 def load_runs(folders: Iterable[Path]) -> list[Run]:
-    """The runs in these folders, each named by the shortest end of its path that tells it from the others."""
-    found = {folder.resolve(): folder for folder in map(Path, folders)}
-    if not found:
+    """Read the runs in these folders.
+
+    A run's name is the shortest end of its path that distinguishes it from the others.
+    """
+    by_path = {folder.resolve(): folder for folder in map(Path, folders)}
+    if not by_path:
         raise InputError("no run folder was named; name at least one, as in: fedp3 report runs/a")
-    names = _names(list(found))
-    return [Run(name, given, _seeds(given)) for name, given in zip(names, found.values(), strict=True)]
+    names = _names(list(by_path))
+    return [
+        Run(name, folder, _seeds(folder))
+        for name, folder in zip(names, by_path.values(), strict=True)
+    ]
 
 
 def _names(paths: Sequence[Path]) -> list[str]:
@@ -86,11 +97,13 @@ def _names(paths: Sequence[Path]) -> list[str]:
 def _seeds(folder: Path) -> tuple[Seed, ...]:
     if (folder / "run.json").exists():
         return (_read(folder),)
-    inside = [p for p in folder.glob("seed-*") if p.name[5:].isdigit() and (p / "run.json").exists()]
+    inside = [
+        p for p in folder.glob("seed-*") if p.name[5:].isdigit() and (p / "run.json").exists()
+    ]
     if not inside:
         raise InputError(
-            f"{folder} is not a run folder: it has neither run.json nor seed-0/run.json; name a folder that was "
-            "given to: fedp3 run --out"
+            f"{folder} is not a run folder: it has neither run.json nor seed-0/run.json; "
+            "name a folder that was given to: fedp3 run --out"
         )
     return tuple(_read(p) for p in sorted(inside, key=lambda p: int(p.name[5:])))
 
@@ -99,11 +112,11 @@ def _read(folder: Path) -> Seed:
     toml, result = folder / "config.toml", folder / "result.json"
     try:
         return Seed(
-            folder,
-            read_json(folder / "run.json"),
-            toml.read_text() if toml.exists() else "",
-            read_events(folder),
-            read_json(result) if result.exists() else {},
+            folder=folder,
+            about=read_json(folder / "run.json"),
+            toml=toml.read_text() if toml.exists() else "",
+            events=read_events(folder),
+            result=read_json(result) if result.exists() else {},
         )
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the run in {folder}: {error}") from None
@@ -113,15 +126,17 @@ def _read(folder: Path) -> Seed:
 
 
 def score(seed: Seed, kind: str) -> Json | None:
-    """G, D or P at the end; of a run that is not finished, when it was last evaluated."""
+    """The final G, D or P; for an unfinished run, that of its last evaluation."""
     final = seed.result.get("final", {}).get(kind)
     return final or next((e[kind] for e in reversed(seed.events) if e[kind]), None)
 
 
 def score_curve(kind: str, field: str = "mean") -> Callable[[Seed], Curve]:
-    """A field of G, D or P by round."""
+    """A function that reads one field of G, D or P from a run, as a curve over its rounds."""
     return lambda seed: [
-        (e["round"], e["round"], e[kind][field]) for e in seed.events if e[kind] and e[kind][field] is not None
+        (e["round"], e["round"], e[kind][field])
+        for e in seed.events
+        if e[kind] and e[kind][field] is not None
     ]
 
 
@@ -136,24 +151,25 @@ def bytes_curve(way: str) -> Callable[[Seed], Curve]:
 
 
 def dense_curve(way: str) -> Callable[[Seed], Curve]:
-    """What FedAvg with the whole model would have moved with the same clients, in MB."""
-    # An upload that was late or refused is in neither count, so that failures do not look like savings.
-    who = {"up": "accepted", "down": "sampled"}[way]
+    """MB that FedAvg with the dense model would have sent with the same clients."""
+    # Late and rejected uploads are in neither count, so that failures do not look like savings.
+    clients = {"up": "accepted", "down": "sampled"}[way]
     return lambda seed: [
-        (e["round"], e["round"], seed.about["dense_bytes"][way] * len(e[who]) / 1e6) for e in seed.events
+        (e["round"], e["round"], seed.about["dense_bytes"][way] * len(e[clients]) / 1e6)
+        for e in seed.events
     ]
 
 
 def score_by_mb(kind: str) -> Callable[[Seed], Curve]:
-    """G, D or P by the MB moved so far, up and down together."""
+    """G, D or P by the MB sent so far, up and down together."""
 
     def curve(seed: Seed) -> Curve:
-        moved, out = 0.0, []
+        sent, points = 0.0, []
         for e in seed.events:
-            moved += (e["bytes_up"] + e["bytes_down"]) / 1e6
+            sent += (e["bytes_up"] + e["bytes_down"]) / 1e6
             if e[kind]:
-                out.append((e["round"], moved, e[kind]["mean"]))
-        return out
+                points.append((e["round"], sent, e[kind]["mean"]))
+        return points
 
     return curve
 
@@ -164,46 +180,61 @@ def total(curve: Curve) -> float:
 
 
 def seconds(seed: Seed) -> float:
-    """Time of the run, the final evaluation included where it is over."""
+    """Duration of the run, with the final evaluation if the run is finished."""
     return float(seed.result.get("seconds") or sum(e["seconds"] for e in seed.events))
 
 
 def client_gflop(seed: Seed) -> float | None:
-    """GFLOP of local training per client over the run, as the plans of the first round ask; None where not recorded."""
-    each = _by_client(seed, "gflop")
-    if each is None:
+    """GFLOP of local training over the run, mean over clients; None if not recorded.
+
+    The cost of a task is that of the client's plan in the first round.
+    """
+    by_client = _by_client(seed, "gflop")
+    if by_client is None:
         return None
-    return sum(each.get(str(i), 0.0) for e in seed.events for i in e["accepted"]) / len(each)
+    spent = sum(by_client.get(str(i), 0.0) for e in seed.events for i in e["accepted"])
+    return spent / len(by_client)
 
 
 def fleet_seconds(seed: Seed) -> float | None:
-    """How long the rounds would take on the fleet, each as long as its slowest client; None where not recorded."""
-    each = _by_client(seed, "seconds")
-    if each is None:
+    """Estimated time of all rounds on the fleet; None if not recorded.
+
+    A round takes as long as its slowest client.
+    """
+    by_client = _by_client(seed, "seconds")
+    if by_client is None:
         return None
-    return sum(max((each.get(str(i), 0.0) for i in e["sampled"]), default=0.0) for e in seed.events)
+    return sum(
+        max((by_client.get(str(i), 0.0) for i in e["sampled"]), default=0.0) for e in seed.events
+    )
 
 
 def _by_client(seed: Seed, key: str) -> dict[str, float] | None:
-    each = {str(c["id"]): c.get(key) for c in seed.about["clients"]}
-    return None if not each or None in each.values() else {i: float(v) for i, v in each.items() if v is not None}
+    """A number for every client; None if one of them has none."""
+    values = {str(c["id"]): c.get(key) for c in seed.about["clients"]}
+    known = {i: float(v) for i, v in values.items() if v is not None}
+    return known if known and len(known) == len(values) else None
 
 
 def epsilon(seed: Seed) -> float | None:
-    """The largest epsilon any client has spent; None without privacy."""
+    """The largest epsilon that any client has spent; None without LDP."""
     return seed.result.get("epsilon_max")
 
 
 def rejections(seed: Seed) -> list[tuple[int, str, str]]:
-    """(round, client, reason) of every update that was refused."""
-    return [(e["round"], str(i), str(why)) for e in seed.events for i, why in e["rejected"].items()]
+    """(round, client, reason) of every rejected update."""
+    return [
+        (e["round"], str(i), str(rejection["text"]))
+        for e in seed.events
+        for i, rejection in e["rejected"].items()
+    ]
 
 
 # --------------------------------------------------------------------------- over seeds
 
 
 def stat(values: Iterable[float | None]) -> Stat | None:
-    """Mean and sample standard deviation of the values there are."""
+    """Mean and sample standard deviation of the values that are not None."""
     known = [float(v) for v in values if v is not None]
     if not known:
         return None
@@ -211,7 +242,7 @@ def stat(values: Iterable[float | None]) -> Stat | None:
 
 
 def mean(value: Stat | None) -> float | None:
-    """The number alone."""
+    """The mean of a number over seeds."""
     return None if value is None else value.mean
 
 
@@ -223,17 +254,24 @@ def over_seeds(run: Run, curve: Callable[[Seed], Curve]) -> tuple[Point, ...]:
             by_round.setdefault(t, []).append((x, y))
     return tuple(
         Point(
-            t,
-            statistics.fmean(x for x, _ in values),
-            statistics.fmean(y for _, y in values),
-            statistics.stdev(y for _, y in values) if len(values) > 1 else 0.0,
+            round=t,
+            x=statistics.fmean(x for x, _ in values),
+            y=statistics.fmean(y for _, y in values),
+            spread=statistics.stdev(y for _, y in values) if len(values) > 1 else 0.0,
         )
         for t, values in sorted(by_round.items())
     )
 
 
 def final(run: Run, kind: str, field: str = "mean", last: int = 1) -> Stat | None:
-    """A field of the final G, D or P over seeds, or its mean over the last evaluations of the rounds."""
+    """A final score over seeds.
+
+    Args:
+        run: the run.
+        kind: G, D or P.
+        field: the field of the score, such as "mean" or "worst".
+        last: with more than 1, average this many last evaluations of each seed instead.
+    """
     if last > 1:
         ends = ([y for _, _, y in score_curve(kind, field)(seed)][-last:] for seed in run.seeds)
         return stat(statistics.fmean(ys) for ys in ends if ys)
@@ -242,7 +280,9 @@ def final(run: Run, kind: str, field: str = "mean", last: int = 1) -> Stat | Non
 
 
 def moved(run: Run, way: str) -> tuple[Stat | None, float | None]:
-    """MB "up" or "down" of the whole run, and the share of dense FedAvg's."""
+    """MB sent "up" or "down" over the entire run, and their share of dense FedAvg's traffic."""
     mb = stat(total(bytes_curve(way)(seed)) for seed in run.seeds)
     dense = stat(total(dense_curve(way)(seed)) for seed in run.seeds)
-    return mb, mb.mean / dense.mean if mb and dense and dense.mean else None
+    if mb is None or dense is None or not dense.mean:
+        return mb, None
+    return mb, mb.mean / dense.mean

@@ -1,6 +1,8 @@
-"""Charts as inline SVG.  Every text goes through Markup.format, which escapes it; colours come from the page's CSS.
+"""Charts as inline SVG.
 
-`line_chart` and `grid_picture` return the drawing, `line_tips` and `grid_tips` what the page's script shows on hover.
+`line_chart` and `grid_picture` return a drawing; `line_tips` and `grid_tips` return what the page's
+script shows on hover.  Every text goes through Markup.format, which escapes it.  The page's style
+sheet defines the colours.
 """
 
 import math
@@ -11,17 +13,18 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedp3.report.charts import Chart, Series, thin
+from fedp3.report.charts import ALL_RUNS, GREY, Chart, Series, thin
 from fedp3.report.grids import Cell, Grid
 from fedp3.report.runs import Point
 
 M = Markup
-MARKERS_UP_TO = 24  # points of a line that are marked one by one
+MARKED_POINTS = 24  # a line with more points has no markers
+COLOURS = 8  # in the style sheet: c0, c1, ...
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Where a chart's plane lies in its drawing, and the values at its edges."""
+    """Size and margins of a chart in pixels, and the values at the edges of its plot area."""
 
     width: int
     height: int
@@ -32,68 +35,86 @@ class Frame:
     top: int = 12
     bottom: int = 40
 
-    def at(self, x: float, y: float) -> tuple[float, float]:
-        """Values to places."""
+    def position(self, x: float, y: float) -> tuple[float, float]:
+        """The pixel of a value."""
         (x0, x1), (y0, y1) = self.x, self.y
-        across, down = self.width - self.left - self.right, self.height - self.top - self.bottom
-        return self.left + across * (x - x0) / (x1 - x0), self.top + down * (1 - (y - y0) / (y1 - y0))
+        plot_width = self.width - self.left - self.right
+        plot_height = self.height - self.top - self.bottom
+        return (
+            self.left + plot_width * (x - x0) / (x1 - x0),
+            self.top + plot_height * (1 - (y - y0) / (y1 - y0)),
+        )
 
 
 def ticks(low: float, high: float, count: int) -> list[float]:
-    """Round values between the two, about `count` of them."""
+    """About `count` round values between two limits."""
     rough = (high - low) / max(1, count)
     power = 10.0 ** math.floor(math.log10(rough))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= rough * 0.999)
-    return [k * step for k in range(math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9) + 1)]
+    first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
+    return [k * step for k in range(first, last + 1)]
 
 
-def _coordinates(places: Sequence[tuple[float, float]]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+def _coordinates(positions: Sequence[tuple[float, float]]) -> str:
+    return " ".join(f"{x:.1f},{y:.1f}" for x, y in positions)
 
 
 # --------------------------------------------------------------------------- lines
 
 
 def frame(chart: Chart, width: int, height: int) -> Frame:
-    """The plane of a chart."""
+    """The frame of a chart; its x axis starts at 0."""
     high = max((p.x for s in chart.series for p in s.points), default=1.0)
-    return Frame(width, height, (0.0, high or 1.0), chart.limits)
+    return Frame(width=width, height=height, x=(0.0, high or 1.0), y=chart.limits)
 
 
 def line_chart(chart: Chart, key: str, width: int = 560, height: int = 320) -> Markup:
-    """Lines with bands over a grid."""
+    """Lines with bands over a grid.
+
+    Args:
+        chart: the content.
+        key: under which the page's script finds what to show on hover.
+        width: width of the drawing.
+        height: height of the drawing.
+    """
     f = frame(chart, width, height)
     body = [_y_axis(chart, f), _x_axis(chart, f)]
-    body += [_band(s, f) for s in chart.series] + [_line(s, f) for s in chart.series]
+    body += [_band(s, f) for s in chart.series]
+    body += [_line(s, f) for s in chart.series]
     if not any(s.points for s in chart.series):
-        body.append(M('<text class="empty" x="{}" y="{}">not evaluated yet</text>').format(width // 2, height // 2))
+        empty = M('<text class="empty" x="{}" y="{}">not evaluated yet</text>')
+        body.append(empty.format(width // 2, height // 2))
     guide = M('<line class="guide" y1="{}" y2="{}"/>').format(f.top, height - f.bottom)
-    return M('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" data-chart="{}">{}{}</svg>').format(
-        width, height, summary(chart), key, guide, M("").join(body)
-    )
+    return M(
+        '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" data-chart="{}">{}{}</svg>'
+    ).format(width, height, summary(chart), key, guide, M("").join(body))
 
 
 def summary(chart: Chart) -> str:
-    """A chart in words, for those who cannot see it."""
-    said = [
-        f"{s.label}: {chart.show(s.points[0].y)} at {chart.show_x(s.points[0].x)}, "
-        f"{chart.show(s.points[-1].y)} at {chart.show_x(s.points[-1].x)}"
-        for s in chart.series
-        if s.points
-    ]
-    return f"{chart.title}. " + ("; ".join(said) or "no values yet") + "."
+    """A chart in words, for screen readers."""
+    lines = []
+    for s in chart.series:
+        if s.points:
+            ends = [
+                f"{chart.show(p.y)} at {chart.show_x(p.x)}" for p in (s.points[0], s.points[-1])
+            ]
+            lines.append(f"{s.label}: {', '.join(ends)}")
+    return f"{chart.title}. " + ("; ".join(lines) or "no values yet") + "."
 
 
 def _y_axis(chart: Chart, f: Frame) -> Markup:
     values = ticks(*f.y, 5)
     show = _tick_text(values, share=chart.share)
     middle = (f.top + f.height - f.bottom) // 2
-    out = M('<text class="axis" x="12" y="{0}" transform="rotate(-90 12 {0})">{1}</text>').format(middle, chart.y)
+    title = M('<text class="axis" x="12" y="{0}" transform="rotate(-90 12 {0})">{1}</text>')
+    rule = M('<line class="rule" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>')
+    label = M('<text class="tick y" x="{}" y="{:.1f}">{}</text>')
+    parts = [title.format(middle, chart.y)]
     for v in values:
-        _, y = f.at(f.x[0], v)
-        out += M('<line class="rule" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>').format(f.left, f.width - f.right, y, y)
-        out += M('<text class="tick y" x="{}" y="{:.1f}">{}</text>').format(f.left - 7, y + 4, show(v))
-    return out
+        _, y = f.position(f.x[0], v)
+        parts.append(rule.format(f.left, f.width - f.right, y, y))
+        parts.append(label.format(f.left - 7, y + 4, show(v)))
+    return M("").join(parts)
 
 
 def _x_axis(chart: Chart, f: Frame) -> Markup:
@@ -101,59 +122,87 @@ def _x_axis(chart: Chart, f: Frame) -> Markup:
     if chart.by_round:
         values = [v for v in values if v == round(v)]
     show = _tick_text(values, share=False)
-    out = M('<text class="axis" x="{}" y="{}">{}</text>').format(
-        (f.left + f.width - f.right) // 2, f.height - 4, chart.x
-    )
+    middle = (f.left + f.width - f.right) // 2
+    title = M('<text class="axis" x="{}" y="{}">{}</text>')
+    label = M('<text class="tick" x="{:.1f}" y="{}">{}</text>')
+    parts = [title.format(middle, f.height - 4, chart.x)]
     for v in values:
-        out += M('<text class="tick" x="{:.1f}" y="{}">{}</text>').format(f.at(v, f.y[0])[0], f.height - 22, show(v))
-    return out
+        x, _ = f.position(v, f.y[0])
+        parts.append(label.format(x, f.height - 22, show(v)))
+    return M("").join(parts)
 
 
 def _tick_text(values: Sequence[float], *, share: bool) -> Callable[[float], str]:
-    """All ticks of an axis with the same number of decimals: as many as their step needs."""
+    """A format for the ticks of an axis, all with as many decimals as their step needs."""
     factor = 100 if share else 1
+    unit = "\u2009%" if share else ""
     step = factor * (values[1] - values[0]) if len(values) > 1 else 1
-    digits = next((d for d in range(4) if math.isclose(step * 10**d, round(step * 10**d), rel_tol=1e-6)), 4)
-    return lambda v: f"{v * factor:,.{digits}f}" + ("\u2009%" if share else "")
+    digits = 4
+    for d in range(4):
+        if math.isclose(step * 10**d, round(step * 10**d), rel_tol=1e-6):
+            digits = d
+            break
+    return lambda v: f"{v * factor:,.{digits}f}{unit}"
 
 
 def _band(s: Series, f: Frame) -> Markup:
     points = thin(s.points)
     if not any(p.spread for p in points):
         return M("")
-    edge = [f.at(p.x, p.y + p.spread) for p in points] + [f.at(p.x, p.y - p.spread) for p in reversed(points)]
-    return M('<polygon class="band {}" points="{}"/>').format(_classes(s), _coordinates(edge))
+    upper = [f.position(p.x, p.y + p.spread) for p in points]
+    lower = [f.position(p.x, p.y - p.spread) for p in reversed(points)]
+    return M('<polygon class="band {}" points="{}"/>').format(
+        _classes(s), _coordinates(upper + lower)
+    )
 
 
 def _line(s: Series, f: Frame) -> Markup:
     points = thin(s.points)
-    places = [f.at(p.x, p.y) for p in points]
-    out = M('<polyline points="{}"/>').format(_coordinates(places))
-    if len(points) <= MARKERS_UP_TO and s.colour >= 0:
-        out += M("").join(M('<circle cx="{:.1f}" cy="{:.1f}" r="3"/>').format(*place) for place in places)
-    return M('<g class="line {}">{}</g>').format(_classes(s), out)
+    positions = [f.position(p.x, p.y) for p in points]
+    parts = [M('<polyline points="{}"/>').format(_coordinates(positions))]
+    if len(points) <= MARKED_POINTS and s.colour != GREY:
+        circle = M('<circle cx="{:.1f}" cy="{:.1f}" r="3"/>')
+        parts += [circle.format(x, y) for x, y in positions]
+    return M('<g class="line {}">{}</g>').format(_classes(s), M("").join(parts))
 
 
 def _classes(s: Series) -> str:
-    colour = f"c{s.colour % 8}" if s.colour >= 0 else "grey"
-    return colour + (f" r{s.run}" if s.run >= 0 else "") + (" dashed" if s.dashed else "")
+    classes = ["grey" if s.colour == GREY else f"c{s.colour % COLOURS}"]
+    if s.run != ALL_RUNS:
+        classes.append(f"r{s.run}")
+    if s.dashed:
+        classes.append("dashed")
+    return " ".join(classes)
 
 
 def line_tips(chart: Chart, width: int = 560, height: int = 320) -> dict[str, Any]:
-    """For each place on the x axis that has a value: where it is, what it is called, the value of every line."""
+    """What a chart shows on hover: for every x with a value, its position, title and all values.
+
+    Args:
+        chart: the content.
+        width: width of the drawing.
+        height: height of the drawing.
+    """
     f = frame(chart, width, height)
-    shown = [{round(p.x, 6): p for p in thin(s.points)} for s in chart.series]
-    xs = sorted({x for points in shown for x in points})
+    points_by_x = [{round(p.x, 6): p for p in thin(s.points)} for s in chart.series]
+    xs = sorted({x for points in points_by_x for x in points})
 
     def value(p: Point | None) -> str | None:
-        return None if p is None else chart.show(p.y) + (f" ± {chart.show(p.spread)}" if p.spread else "")
+        if p is None:
+            return None
+        return f"{chart.show(p.y)} ± {chart.show(p.spread)}" if p.spread else chart.show(p.y)
 
     return {
-        "x": [round(f.at(x, f.y[0])[0], 1) for x in xs],
+        "x": [round(f.position(x, f.y[0])[0], 1) for x in xs],
         "heads": [chart.show_x(x) for x in xs],
         "lines": [
-            {"run": s.run, "name": s.label, "mark": _classes(s), "values": [value(points.get(x)) for x in xs]}
-            for s, points in zip(chart.series, shown, strict=True)
+            {
+                "run": s.run,
+                "name": s.label,
+                "mark": _classes(s),
+                "values": [value(points.get(x)) for x in xs],
+            }
+            for s, points in zip(chart.series, points_by_x, strict=True)
         ],
     }
 
@@ -161,63 +210,89 @@ def line_tips(chart: Chart, width: int = 560, height: int = 320) -> dict[str, An
 # --------------------------------------------------------------------------- clients
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Where the cells of a grid lie."""
+    """Where the cells of a grid are in its drawing."""
 
     left: int
     top: int
-    across: float  # size of a cell
-    down: float
+    cell_width: float
+    cell_height: float
     width: int
     height: int
 
 
 def mesh(grid: Grid, width: int = 1160) -> Mesh:
-    """Cells as large as the width allows, within reason."""
+    """Cells as large as the width allows, up to a limit."""
     left = min(180, max(72, 24 + 7 * max(map(len, grid.rows), default=1)))
-    room = width - left - 84
-    across = min(64.0, room / max(1, len(grid.columns)))
-    down = min(26.0, max(9.0, 420 / max(1, len(grid.rows))))
-    return Mesh(left, 8, across, down, width, round(8 + down * len(grid.rows) + 42))
+    available = width - left - 84
+    cell_height = min(26.0, max(9.0, 420 / max(1, len(grid.rows))))
+    return Mesh(
+        left=left,
+        top=8,
+        cell_width=min(64.0, available / max(1, len(grid.columns))),
+        cell_height=cell_height,
+        width=width,
+        height=round(8 + cell_height * len(grid.rows) + 42),
+    )
 
 
 def grid_picture(grid: Grid, key: str) -> Markup:
-    """One column per client, one row per layer or class; runs of equal cells are single strokes."""
+    """One column per client and one row per layer or class.
+
+    Args:
+        grid: the content.
+        key: under which the page's script finds what to show on hover.
+    """
     m = mesh(grid)
     body = _strokes(grid, m) + _row_names(grid, m) + _column_names(grid, m)
-    mark = M('<rect class="mark" width="{:.2f}" height="{:.2f}"/>').format(m.across, m.down)
-    return M('<svg viewBox="0 0 {} {}" role="img" aria-label="{}" data-grid="{}">{}{}</svg>').format(
-        m.width, m.height, grid_summary(grid), key, body, mark
+    mark = M('<rect class="mark" width="{:.2f}" height="{:.2f}"/>')
+    return M(
+        '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" data-grid="{}">{}{}</svg>'
+    ).format(
+        m.width, m.height, grid_summary(grid), key, body, mark.format(m.cell_width, m.cell_height)
     )
 
 
 def grid_summary(grid: Grid) -> str:
-    """A grid in words."""
-    rows = "; ".join(f"{grid.row} {r}: {n}" for r, n in list(zip(grid.rows, grid.totals, strict=True))[:12])
+    """A grid in words, for screen readers."""
+    totals = list(zip(grid.rows, grid.totals, strict=True))[:12]
+    rows = "; ".join(f"{grid.row} {name}: {total}" for name, total in totals)
     return f"{grid.title}: {len(grid.columns)} clients by {len(grid.rows)} {grid.row} rows. {rows}."
 
 
 def _strokes(grid: Grid, m: Mesh) -> Markup:
-    """A path for each look, in units of cells: "M3 7h2" is a stroke one cell thick over the cells 3 and 4 of row 7."""
-    gap = 0.1 if min(m.across, m.down) >= 8 else 0.0
+    """One path for each look, in units of cells.
+
+    "M3 7h2" is a stroke one cell thick over the cells 3 and 4 of row 7.  Large cells have a gap
+    between them and a stroke each; small cells of one look that are side by side share a stroke.
+    """
+    gap = 0.1 if min(m.cell_width, m.cell_height) >= 8 else 0.0
     paths: dict[tuple[str, float], list[str]] = {}
     for j in range(len(grid.rows)):
-        at = 0
+        start = 0
         for look, cells in groupby(grid.cells, key=lambda column: _look(column[j])):
-            size = len(list(cells))
-            starts, length = (range(at, at + size), f"h{1 - gap:g}") if gap else ((at,), f"h{size}")
-            paths.setdefault(look, []).extend(f"M{i} {j}{length}" for i in starts)
-            at += size
-    out = M("").join(
-        M('<path class="cell {}" stroke-opacity="{:g}" stroke-width="{:g}" d="{}"/>').format(*look, 1 - gap, "".join(d))
-        for look, d in sorted(paths.items())
-        if look[0] != "none"
+            count = len(list(cells))
+            strokes = paths.setdefault(look, [])
+            if gap:
+                strokes += [f"M{i} {j}h{1 - gap:g}" for i in range(start, start + count)]
+            else:
+                strokes.append(f"M{start} {j}h{count}")
+            start += count
+    path = M('<path class="cell {}" stroke-opacity="{:g}" stroke-width="{:g}" d="{}"/>')
+    drawn = [
+        path.format(kind, shade, 1 - gap, "".join(strokes))
+        for (kind, shade), strokes in sorted(paths.items())
+        if kind != "none"
+    ]
+    transform = (
+        f"translate({m.left + gap * m.cell_width / 2:.2f} {m.top + m.cell_height / 2:g}) "
+        f"scale({m.cell_width:.4f} {m.cell_height:.4f})"
     )
-    move = f"translate({m.left + gap * m.across / 2:.2f} {m.top + m.down / 2:g}) scale({m.across:.4f} {m.down:.4f})"
-    return M('<rect class="sheet" x="{}" y="{}" width="{:.1f}" height="{:.1f}"/><g transform="{}">{}</g>').format(
-        m.left, m.top, m.across * len(grid.columns), m.down * len(grid.rows), move, out
+    sheet = M('<rect class="sheet" x="{}" y="{}" width="{:.1f}" height="{:.1f}"/>').format(
+        m.left, m.top, m.cell_width * len(grid.columns), m.cell_height * len(grid.rows)
     )
+    return sheet + M('<g transform="{}">{}</g>').format(transform, M("").join(drawn))
 
 
 def _look(cell: Cell) -> tuple[str, float]:
@@ -225,47 +300,57 @@ def _look(cell: Cell) -> tuple[str, float]:
 
 
 def _row_names(grid: Grid, m: Mesh) -> Markup:
-    out, every = M(""), math.ceil(11 / m.down)
-    end = m.left + m.across * len(grid.columns) + 8
-    for j in range(0, len(grid.rows), every):
-        y = m.top + m.down * (j + 0.5) + 4
-        out += M('<text class="tick y" x="{}" y="{:.1f}">{}</text>').format(m.left - 8, y, _short(grid.rows[j], 22))
-        out += M('<text class="tick total" x="{:.1f}" y="{:.1f}">{}</text>').format(end, y, grid.totals[j])
-    return out
+    name = M('<text class="tick y" x="{}" y="{:.1f}">{}</text>')
+    total = M('<text class="tick total" x="{:.1f}" y="{:.1f}">{}</text>')
+    end = m.left + m.cell_width * len(grid.columns) + 8
+    parts = []
+    for j in range(0, len(grid.rows), math.ceil(11 / m.cell_height)):
+        y = m.top + m.cell_height * (j + 0.5) + 4
+        parts.append(name.format(m.left - 8, y, _short(grid.rows[j], 22)))
+        parts.append(total.format(end, y, grid.totals[j]))
+    return M("").join(parts)
 
 
 def _column_names(grid: Grid, m: Mesh) -> Markup:
-    n = len(grid.columns)
-    longest = max((len(_short(c, 10)) for c in grid.columns), default=1)
-    every = next((k for k in (1, 2, 5, 10, 20, 25, 50, 100, 200, 500) if k * m.across >= 9 * longest + 4), 1000)
-    y = m.top + m.down * len(grid.rows)
-    out = M('<text class="axis" x="{:.1f}" y="{:.1f}">client</text>').format(m.left + m.across * n / 2, y + 34)
-    for i in range(0, n, every):
-        x = m.left + m.across * (i + 0.5)
-        out += M('<text class="tick" x="{:.1f}" y="{:.1f}">{}</text>').format(x, y + 16, _short(grid.columns[i], 10))
-    return out
+    names = [_short(name, 10) for name in grid.columns]
+    needed = 9 * max(map(len, names), default=1) + 4  # pixels for the longest name
+    steps = (1, 2, 5, 10, 20, 25, 50, 100, 200, 500)
+    every = next((k for k in steps if k * m.cell_width >= needed), 1000)
+    bottom = m.top + m.cell_height * len(grid.rows)
+    middle = m.left + m.cell_width * len(names) / 2
+    parts = [
+        M('<text class="axis" x="{:.1f}" y="{:.1f}">client</text>').format(middle, bottom + 34)
+    ]
+    label = M('<text class="tick" x="{:.1f}" y="{:.1f}">{}</text>')
+    parts += [
+        label.format(m.left + m.cell_width * (i + 0.5), bottom + 16, names[i])
+        for i in range(0, len(names), every)
+    ]
+    return M("").join(parts)
 
 
-def _short(name: str, most: int) -> str:
-    return name if len(name) <= most else name[: most - 1] + "…"
+def _short(name: str, longest: int) -> str:
+    return name if len(name) <= longest else name[: longest - 1] + "…"
 
 
 def grid_tips(grid: Grid) -> dict[str, Any]:
-    """What each cell says; parts of text and equal columns are stored once."""
+    """What each cell shows on hover; equal texts and equal columns are stored once."""
     m = mesh(grid)
-    says: dict[str, int] = {}
+    texts: dict[str, int] = {}
     columns: dict[tuple[tuple[int, ...], ...], int] = {}
-    of = []
-    for column in grid.cells:
-        row = tuple(tuple(says.setdefault(part, len(says)) for part in cell.says) for cell in column)
-        of.append(columns.setdefault(row, len(columns)))
+    column_of = []
+    for cells in grid.cells:
+        column = tuple(
+            tuple(texts.setdefault(line, len(texts)) for line in cell.texts) for cell in cells
+        )
+        column_of.append(columns.setdefault(column, len(columns)))
     return {
-        "box": [m.left, m.top, round(m.across, 4), round(m.down, 4)],
+        "box": [m.left, m.top, round(m.cell_width, 4), round(m.cell_height, 4)],
         "row": grid.row,
         "rows": grid.rows,
         "names": grid.columns,
         "about": grid.about,
-        "says": list(says),
+        "texts": list(texts),
         "columns": list(columns),
-        "of": of,
+        "column_of": column_of,
     }

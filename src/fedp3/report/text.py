@@ -1,4 +1,4 @@
-"""Numbers for people: 93.1 %, 4.21 MB, 2 min 5 s; what is not known is a dash."""
+"""Numbers as text: 93.1 %, 4.21 MB, 2 min 5 s.  An unknown number is a dash."""
 
 from fedp3.report.runs import Stat
 
@@ -7,20 +7,28 @@ NBSP = "\u00a0"
 
 
 def number(x: float | None) -> str:
-    """About three digits."""
+    """A number with about three significant digits."""
     if x is None:
         return NONE
-    digits = 0 if abs(x) >= 99.95 else 1 if abs(x) >= 9.995 else 2 if abs(x) >= 0.0995 or x == 0 else 3
+    size = abs(x)
+    if size >= 99.95:
+        digits = 0
+    elif size >= 9.995:
+        digits = 1
+    elif size >= 0.0995 or size == 0:
+        digits = 2
+    else:
+        digits = 3
     return f"{x:,.{digits}f}"
 
 
 def percent(x: float | None) -> str:
-    """A share of 1."""
+    """A share of 1, in percent."""
     return NONE if x is None else f"{100 * x:.1f}{NBSP}%"
 
 
 def mb(x: float | None) -> str:
-    """Megabytes, in the unit that fits."""
+    """A number of megabytes, in GB, MB, kB or bytes."""
     if x is None:
         return NONE
     for factor, unit in ((1e-3, "GB"), (1, "MB"), (1e3, "kB")):
@@ -30,19 +38,21 @@ def mb(x: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A time in the one or two units that fit."""
+    """A time in seconds, in minutes and seconds, or in hours and minutes."""
     if seconds is None:
         return NONE
     if seconds < 59.95:
         return f"{seconds:.1f}{NBSP}s"
-    minutes, rest = divmod(round(seconds), 60)
+    minutes, remainder = divmod(round(seconds), 60)
     if minutes < 60:
-        return f"{minutes}{NBSP}min {rest}{NBSP}s"
+        return f"{minutes}{NBSP}min {remainder}{NBSP}s"
     return f"{minutes // 60:,}{NBSP}h {minutes % 60}{NBSP}min"
 
 
 def percent_stat(value: Stat | None) -> str:
-    """A share with its spread over seeds."""
-    if value is None or value.std is None:
-        return percent(value.mean if value else None)
+    """A share in percent, with its standard deviation over seeds."""
+    if value is None:
+        return NONE
+    if value.std is None:
+        return percent(value.mean)
     return f"{100 * value.mean:.1f} ± {100 * value.std:.1f}{NBSP}%"

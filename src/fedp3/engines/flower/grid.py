@@ -1,10 +1,11 @@
 """The server's side: an engine over Flower's Grid.
 
-One node is one client.  Nodes have random numbers and come and go, so before every exchange those not seen yet are
-asked who they are.  Replies are matched to tasks by the message they answer, never by who seems to have sent them:
-for a dead node the SuperLink answers in its own name.
+One node is one client.  Nodes have random numbers, and they come and go.  Before every exchange,
+the server therefore queries nodes that it has not seen yet.  A reply is matched to its task by the
+message that it answers, not by its sender: for a dead node, the SuperLink replies in its own name.
 """
 
+import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ from logging import INFO, WARNING
 
 from flwr.app import ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore import log
 
-from fedp3.codec import decode_update, encode_task
+from fedp3.client.context import RunSpec
+from fedp3.core.errors import CodecError
+from fedp3.core.types import Failure, Kind, RejectionCode, Reply, Task
+from fedp3.engines.base import Engine, States, too_late
 from fedp3.engines.flower.records import (
     ABOUT,
     STATE,
@@ -27,12 +30,10 @@ from fedp3.engines.flower.records import (
     state_bytes,
     state_of,
 )
-from fedp3.engines.inprocess import Engine, States, too_late
-from fedp3.errors import CodecError
-from fedp3.gate import EXTRA_LIMIT
-from fedp3.types import AS_IS, Compression, Failure, Kind, LayerMap, Pruning, Reply, Task
+from fedp3.messages.codec import EXTRA_LIMIT, decode_update, encode_task
 
-QUERY_SECONDS = 60.0  # how long a new node may take to say who it is; a process is started for it
+log = logging.getLogger("flwr").log  # what `flwr run --stream` shows
+QUERY_SECONDS = 60.0  # how long a new node may take to answer a query: it starts a process for it
 TYPES: Mapping[Kind, str] = {
     "train": MessageType.TRAIN,
     "evaluate": MessageType.EVALUATE,
@@ -44,50 +45,62 @@ def _a_second() -> None:
     time.sleep(1.0)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
-    """What the server must know to speak with the nodes of a run."""
+    """Settings for exchanging messages with the nodes of a run.
 
-    layers: LayerMap
-    pruning: Pruning
-    digest: str  # of the config; a node set up with another one is not asked
-    run: str  # names the run on the nodes' disks
-    deadline: float = 0.0  # seconds an exchange may take; 0: no limit
-    rest: Callable[[], None] = _a_second  # between two looks for replies
-    compression: Compression = AS_IS
-    room: int = EXTRA_LIMIT  # bytes of a method's own tensors in a reply
+    Args:
+        spec: what server and nodes both know.
+        digest: of the config; a node with another one gets no tasks.
+        run: names the run on the nodes' disks.
+        deadline: seconds that an exchange may take; 0 means no limit.
+        rest: called between two looks for replies.
+        room: bytes that a method's own tensors may take in a reply.
+    """
+
+    spec: RunSpec
+    digest: str
+    run: str
+    deadline: float = 0.0
+    rest: Callable[[], None] = _a_second
+    room: int = EXTRA_LIMIT
 
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Who is there: which node is which client."""
+    """Which node is which client."""
 
-    met: dict[int, Identity] = field(default_factory=dict)  # node -> what it said, in the order they came
-    refused: dict[int, str] = field(default_factory=dict)  # node -> why it will not be asked
-    asked: dict[str, int] = field(default_factory=dict)  # question without an answer yet -> node
+    met: dict[int, Identity] = field(default_factory=dict)  # by node, in order of arrival
+    refused: dict[int, str] = field(default_factory=dict)  # node -> why it gets no tasks
+    queries: dict[str, int] = field(default_factory=dict)  # message without a reply yet -> node
 
     @property
     def nodes(self) -> dict[int, int]:
-        """Client -> node; of two that claim the same client the first, for as long as it is there."""
-        return {said.client: n for n, said in reversed(self.met.items())}
+        """Client -> node; of two nodes that claim the same client, the first one that is online."""
+        return {identity.client: n for n, identity in reversed(self.met.items())}
 
     def refresh(self, grid: Grid, wire: Wire) -> None:
-        """Forget nodes that left, and ask new ones who they are; who does not say so in time may say it later."""
-        live = set(grid.get_node_ids())
-        for n in self.met.keys() - live:
+        """Forget nodes that left, and query new ones.
+
+        A node that does not answer in time may answer later.
+        """
+        online = set(grid.get_node_ids())
+        for n in self.met.keys() - online:
             log(WARNING, "client %d: its node left", self.met.pop(n).client)
-        new = live - self.met.keys() - self.refused.keys() - set(self.asked.values())
-        self.asked.update({_push(grid, Message(RecordDict(), n, MessageType.QUERY)): n for n in sorted(new)})
+        new = online - self.met.keys() - self.refused.keys() - set(self.queries.values())
+        for n in sorted(new):
+            self.queries[_push(grid, Message(RecordDict(), n, MessageType.QUERY))] = n
         end = time.monotonic() + (QUERY_SECONDS if new else 0)
-        while live & set(self.asked.values()):
-            for reply in grid.pull_messages(list(self.asked)):
-                self._meet(self.asked.pop(reply.metadata.reply_to_message_id), reply, wire.digest)
+        while online & set(self.queries.values()):
+            for reply in grid.pull_messages(list(self.queries)):
+                n = self.queries.pop(reply.metadata.reply_to_message_id)
+                self._meet(n, reply, wire.digest)
             if end < time.monotonic():
                 return
             wire.rest()
 
     def gather(self, grid: Grid, wire: Wire, clients: Iterable[int], seconds: float) -> set[int]:
-        """Wait until these clients are there; returns those that are not when time is up."""
+        """Wait until these clients are online; returns those that are missing when time is up."""
         end = time.monotonic() + seconds
         while True:
             self.refresh(grid, wire)
@@ -97,50 +110,81 @@ class Roster:
             wire.rest()
 
     def _meet(self, n: int, reply: Message, digest: str) -> None:
-        if reply.has_error():  # the node's process broke, or it left: it is asked again if it is still there
-            log(WARNING, "node %d could not say who it is: %s", n, clean(reply.error.reason))
+        """Read a node's answer to a query."""
+        if (
+            reply.has_error()
+        ):  # its process failed, or it left: if it is online, it is queried again
+            log(WARNING, "node %d did not answer a query: %s", n, clean(reply.error.reason))
             return
         try:
-            said = identity_of(_content(reply))
-            if said.digest != digest:
-                raise CodecError("it was set up with another config")
+            identity = _identity(reply, digest)
         except CodecError as error:
             self.refused[n] = str(error)
-            log(WARNING, "node %d is not asked: %s", n, error)
+            log(WARNING, "node %d gets no tasks: %s", n, error)
             return
-        log(INFO, "client %d is there: %d examples, capacity %g", said.client, said.examples, said.capacity)
-        if said.client in self.nodes:
-            log(WARNING, "two nodes are client %d; the second waits until the first is gone", said.client)
-        self.met[n] = said
+        client, examples, capacity = identity.client, identity.examples, identity.capacity
+        log(INFO, "client %d is online: %d examples, capacity %g", client, examples, capacity)
+        if client in self.nodes:
+            log(WARNING, "two nodes are client %d; the second waits until the first leaves", client)
+        self.met[n] = identity
+
+
+def _identity(reply: Message, digest: str) -> Identity:
+    reason = failure_in(reply.content)
+    if reason is not None:
+        raise CodecError(reason)
+    identity = identity_of(reply.content)
+    if identity.digest != digest:
+        raise CodecError("it was set up with another config")
+    return identity
 
 
 def over(grid: Grid, wire: Wire, roster: Roster, states: States | None = None) -> Engine:
-    """An engine over this grid; with `states`, what clients keep travels with their tasks: for simulation."""
-    overdue: dict[str, int] = {}  # messages whose answer would come too late -> client
+    """An engine over the nodes of a grid.
+
+    Args:
+        grid: Flower's grid.
+        wire: how messages are exchanged.
+        roster: which node is which client; it is kept up to date.
+        states: for simulation, the clients' states, which are then sent with their tasks.
+    """
+    overdue: dict[str, int] = {}  # messages whose reply would come too late -> client
 
     def execute(tasks: Sequence[Task]) -> Iterator[Reply]:
         roster.refresh(grid, wire)
         _drop_overdue(grid, overdue)
-        nodes, asked = roster.nodes, {}
+        nodes = roster.nodes
+        messages: dict[int, Message] = {}
         for task in tasks:
-            i = task.plan.client
-            if i in nodes:
-                asked[i] = _message(task, nodes[i], wire, states)
+            client = task.plan.client
+            if client in nodes:
+                messages[client] = _message(task, nodes[client], wire, states)
             else:
-                yield Failure(i, task.t, "no node is this client")
-        of = {task.plan.client: task for task in tasks}
-        for i, reply in _exchange(grid, asked, wire.deadline, wire.rest):
+                yield Failure(
+                    client=client,
+                    t=task.t,
+                    reason="no node is this client",
+                    code=RejectionCode.LOST,
+                )
+        tasks_by_client = {task.plan.client: task for task in tasks}
+        for client, reply in _exchange(grid, messages, wire.deadline, wire.rest):
+            task = tasks_by_client[client]
             if reply is None:
-                overdue[asked[i].metadata.message_id] = i
-                yield too_late(of[i], wire.deadline)
+                overdue[messages[client].metadata.message_id] = client
+                yield too_late(task, wire.deadline)
             else:
-                yield _read(reply, of[i], wire, states)
+                yield _read(reply, task, wire, states)
 
-    return Engine(execute, states if states is not None else States(), lambda: None, away=states is None)
+    return Engine(
+        execute=execute,
+        states=states if states is not None else States(),
+        close=lambda: None,
+        remote_state=states is None,
+    )
 
 
 def _message(task: Task, n: int, wire: Wire, states: States | None) -> Message:
-    content = put_frame(RecordDict(), encode_task(task, wire.layers, wire.pruning))
+    content = put_frame(RecordDict(), encode_task(task, wire.spec.layers, wire.spec.pruning))
     content[ABOUT] = ConfigRecord({"run": wire.run})
     state = states.start(task) if states is not None else None
     if state is not None:
@@ -151,7 +195,7 @@ def _message(task: Task, n: int, wire: Wire, states: States | None) -> Message:
 def _exchange(
     grid: Grid, messages: Mapping[int, Message], seconds: float, rest: Callable[[], None]
 ) -> Iterator[tuple[int, Message | None]]:
-    """Replies as they come; None for each that did not come in time."""
+    """Replies as they arrive; None for each that did not arrive in time."""
     end = time.monotonic() + seconds
     waiting = {_push(grid, message): key for key, message in messages.items()}
     while waiting:
@@ -167,42 +211,53 @@ def _exchange(
 
 
 def _push(grid: Grid, message: Message) -> str:
-    """One at a time: a round's models together may be more than one request can carry."""
-    (sent,) = grid.push_messages([message])
-    return str(sent)
+    """Send one message; all models of a round may be more than one request can carry."""
+    (message_id,) = grid.push_messages([message])
+    return str(message_id)
 
 
 def _drop_overdue(grid: Grid, overdue: dict[str, int]) -> None:
-    """Take late answers off the SuperLink, and use none of them."""
-    if overdue:
-        for reply in grid.pull_messages(list(overdue)):
-            client = overdue.pop(reply.metadata.reply_to_message_id, None)
-            log(INFO, "client %s answered a round that was over; its answer is not used", client)
+    """Take late replies off the SuperLink, and use none of them."""
+    if not overdue:
+        return
+    for reply in grid.pull_messages(list(overdue)):
+        client = overdue.pop(reply.metadata.reply_to_message_id, None)
+        log(INFO, "client %s replied after its round had ended; the reply is not used", client)
 
 
 # --------------------------------------------------------------------------- replies
 
 
-def _content(reply: Message) -> RecordDict:
+def _failure(reply: Message) -> tuple[RejectionCode, str] | None:
+    """Why a node sent no update: the reason that it gives, or Flower's."""
     if reply.has_error():
-        raise CodecError(f"Flower says (code {reply.error.code}): {clean(reply.error.reason)}")
-    said = failure_in(reply.content)
-    if said is not None:
-        raise CodecError(said)
-    return reply.content
+        text = f"Flower reports (code {reply.error.code}): {clean(reply.error.reason)}"
+        return RejectionCode.LOST, text
+    reason = failure_in(reply.content)
+    return None if reason is None else (RejectionCode.FAILED, reason)
 
 
 def _read(reply: Message, task: Task, wire: Wire, states: States | None) -> Reply:
-    """The update in a reply, or why there is none; what it holds is judged by the gate."""
-    i = task.plan.client
+    """The update in a reply, or why there is none; the gate judges the update's content."""
+    client, spec = task.plan.client, wire.spec
+    failure = _failure(reply)
+    if failure is not None:
+        code, reason = failure
+        return Failure(client=client, t=task.t, reason=reason, code=code)
     try:
-        content = _content(reply)
-        stale = wire.pruning.stale
-        update = decode_update(frame_of(content), task, wire.layers, stale, wire.compression, wire.room)
-        if update.client != i:
+        content = reply.content
+        update = decode_update(
+            frame_of(content),
+            task,
+            spec.layers,
+            spec.pruning.unfed_columns,
+            spec.compression,
+            wire.room,
+        )
+        if update.client != client:
             raise CodecError(f"claims to be client {update.client}")
         if states is not None and STATE in content:
-            states.keep(i, state_of(frame_of(content, STATE)))
+            states.keep(client, state_of(frame_of(content, STATE)))
     except CodecError as error:
-        return Failure(i, task.t, str(error))
+        return Failure(client=client, t=task.t, reason=str(error), code=RejectionCode.UNREADABLE)
     return update

@@ -1,10 +1,11 @@
-"""Our messages inside Flower's: one frame of `codec` bytes each, and what a node says about itself.
+"""Our messages inside Flower's: one frame of `codec` bytes each, and a node's identity.
 
-A frame travels as one Array of raw bytes, which Flower cuts into chunks and never interprets; `codec` checks sizes
-before it parses, and nothing is unpickled.
-    task     "fedp3" {frame}   "about" {run}          [+ "state" {frame}, in simulation]
-    reply    "fedp3" {frame}   or "failure" {reason}  [+ "state" {frame}, in simulation]
-    query    ->  "node" {client, examples, capacity, digest}
+A frame is sent as one Array of raw bytes, which Flower splits into chunks and never interprets.
+`codec` checks sizes before it parses, and nothing is unpickled.
+
+    task     "fedp3" {frame}   "about" {run}          [and "state" {frame}, in simulation]
+    reply    "fedp3" {frame}   or "failure" {reason}  [and "state" {frame}, in simulation]
+    query    answered by "node" {client, examples, capacity, digest}
 """
 
 import math
@@ -16,20 +17,20 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from fedp3.errors import CodecError
-from fedp3.types import ClientState
+from fedp3.core.errors import CodecError
+from fedp3.core.types import ClientState
 
 FRAME, STATE, ABOUT, FAILURE, NODE = "fedp3", "state", "about", "failure", "node"
-REASON_LIMIT = 500  # characters of a node's own words that are kept
+REASON_LIMIT = 500  # characters of a node's text that are used
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
-    """What a node says about itself when asked."""
+    """Who a node is, as it answers the server's query."""
 
     client: int
     examples: int
-    capacity: float  # share of a layer it can hold; 1: everything
+    capacity: float  # the share of a layer that it can hold; 1 means all of it
     digest: str  # of the config it was set up with
 
 
@@ -37,44 +38,44 @@ class Identity:
 
 
 def put_frame(content: RecordDict, frame: bytes, name: str = FRAME) -> RecordDict:
-    """Add bytes of ours to a message."""
+    """Add a frame to a message."""
     content[name] = ArrayRecord({"frame": Array("uint8", (len(frame),), "fedp3", frame)})
     return content
 
 
 def frame_of(content: RecordDict, name: str = FRAME) -> bytes:
-    """The bytes of ours in a message; `codec` looks at their size before anything else."""
+    """The frame in a message; `codec` checks its size before anything else."""
     record = content.get(name)
     if not isinstance(record, ArrayRecord) or list(record) != ["frame"]:
         raise CodecError(f"the message holds no {name!r} frame")
     return record["frame"].data
 
 
-# --------------------------------------------------------------------------- what else a message holds
+# ------------------------------------------------------------------------- states, reasons, nodes
 
 
 def state_bytes(state: ClientState) -> bytes:
-    """What a client keeps, with the round that left it."""
+    """A client's state as bytes."""
     return save_tensors({f"{state.t}/{n}": w.contiguous() for n, w in state.tensors.items()})
 
 
 def state_of(data: bytes) -> ClientState:
     """The inverse of `state_bytes`."""
     try:
-        named = {tuple(n.split("/", 1)): w for n, w in load_tensors(data).items()}
-        (t,) = {int(t) for t, _ in named}
-    except Exception as error:  # safetensors has an error of its own for every kind of damage
+        tensors = {tuple(n.split("/", 1)): w for n, w in load_tensors(data).items()}
+        (t,) = {int(t) for t, _ in tensors}
+    except Exception as error:  # safetensors has its own error for every kind of damage
         raise CodecError(f"these bytes are no client state: {type(error).__name__}") from None
-    return ClientState(t, {n: w for (_, n), w in named.items()})
+    return ClientState(t, {n: w for (_, n), w in tensors.items()})
 
 
 def failure(reason: str) -> RecordDict:
-    """A reply that says why there is none."""
+    """The reply of a node that cannot do a task."""
     return RecordDict({FAILURE: ConfigRecord({"reason": reason[:REASON_LIMIT]})})
 
 
 def failure_in(content: RecordDict) -> str | None:
-    """Why a node could not answer, in its own words made harmless; None if it did answer."""
+    """Why a node did not do its task, as one printable line; None if it did."""
     record = content.get(FAILURE)
     if not isinstance(record, ConfigRecord):
         return None
@@ -82,7 +83,7 @@ def failure_in(content: RecordDict) -> str | None:
 
 
 def clean(words: object) -> str:
-    """Somebody else's text as one printable line of bounded length."""
+    """A foreign text as one printable line of bounded length."""
     text = words if isinstance(words, str) else f"a {type(words).__name__} instead of a reason"
     line = " ".join(text[: 4 * REASON_LIMIT].split())
     return "".join(c if c.isprintable() else "?" for c in line)[:REASON_LIMIT] or "no reason given"
@@ -90,28 +91,36 @@ def clean(words: object) -> str:
 
 def identity_record(identity: Identity) -> RecordDict:
     """The answer to a query."""
-    said = {"client": identity.client, "examples": identity.examples, "capacity": float(identity.capacity)}
-    return RecordDict({NODE: ConfigRecord({**said, "digest": identity.digest})})
+    record = ConfigRecord(
+        {
+            "client": identity.client,
+            "examples": identity.examples,
+            "capacity": float(identity.capacity),
+            "digest": identity.digest,
+        }
+    )
+    return RecordDict({NODE: record})
 
 
 def identity_of(content: RecordDict) -> Identity:
-    """What a node said about itself, every field checked."""
+    """The identity in a node's answer, with every field checked."""
     record = content.get(NODE)
-    said: Mapping[str, object] = record if isinstance(record, ConfigRecord) else {}
-    client, examples, capacity, digest = (said.get(k) for k in ("client", "examples", "capacity", "digest"))
+    keys: Mapping[str, object] = record if isinstance(record, ConfigRecord) else {}
+    client, examples = keys.get("client"), keys.get("examples")
+    capacity, digest = keys.get("capacity"), keys.get("digest")
     if type(client) is not int or not 0 <= client < 1 << 31:
         raise CodecError("it names no client; start it with --node-config 'partition-id=0'")
     if type(examples) is not int or not 0 <= examples < 1 << 62:
-        raise CodecError("its number of examples is none")
+        raise CodecError("its number of examples is not a count")
     if not isinstance(capacity, float) or not (math.isfinite(capacity) and 0 < capacity <= 1):
         raise CodecError("its capacity is not a share in (0, 1]")
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise CodecError("its config has no digest")
-    return Identity(client, examples, capacity, digest)
+    return Identity(client=client, examples=examples, capacity=capacity, digest=digest)
 
 
 def run_of(content: RecordDict) -> str:
-    """The run a task belongs to; part of a folder's name on the node, so nothing but hex digits."""
+    """The run of a task.  It names a folder on the node, so that only hex digits are allowed."""
     record = content.get(ABOUT)
     run = record.get("run") if isinstance(record, ConfigRecord) else None
     if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{32}", run):

@@ -1,6 +1,7 @@
-"""Flower's simulation: every client a node of its own, played by Ray's processes on this machine.
+"""Flower's simulation: every client is a node, played by Ray's processes on this machine.
 
-The clients are on this machine, so their states stay with the engine and are in the checkpoint, as in process.
+The clients are on this machine, so that the engine holds their states and they are part of the
+checkpoint, as in the in-process engine.
 """
 
 import logging
@@ -10,8 +11,8 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import Queue
 
@@ -20,69 +21,85 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 from flwr.simulation import run_simulation
 
-from fedp3.codec import room_for
-from fedp3.engines.flower import reaper
-from fedp3.engines.flower.client import client_app, configured
+from fedp3.config.plugins import Plugin
+from fedp3.core.errors import RunError
+from fedp3.engines.base import Engine, States
+from fedp3.engines.flower import orphan_reaper
+from fedp3.engines.flower.client_app import client_app, configured
 from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.engines.flower.records import clean
-from fedp3.engines.inprocess import Engine, States
-from fedp3.errors import RunError
-from fedp3.experiment import Experiment
+from fedp3.experiment.assemble import Experiment
+from fedp3.messages.codec import room_for
 
-POLL = 0.02
+POLL_SECONDS = 0.02
 TRIES = 3
 START_SECONDS = 600.0  # Ray's processes import torch on a machine that may be busy
 
 
-def simulation(experiment: Experiment, workers: int, data_dir: Path | None, states: States | None = None) -> Engine:
+def simulation(
+    experiment: Experiment,
+    workers: int,
+    data_dir: Path | None,
+    states: States | None = None,
+    plugins: Sequence[Plugin] = (),
+) -> Engine:
     """An engine over `workers` simulating processes, one torch thread each."""
-    here = _begin(experiment, workers, data_dir)
-    problem, run = experiment.problem, experiment.config.run
+    running = _begin(experiment, workers, data_dir, plugins)
     wire = Wire(
-        problem.layers, problem.pruning, experiment.config.digest(), "0" * 32, run.deadline, here.rest,
-        problem.compression, room_for(experiment.start.extra),
-    )  # fmt: skip
+        spec=experiment.server.spec,
+        digest=experiment.config.digest(),
+        run="0" * 32,
+        deadline=experiment.config.run.deadline,
+        rest=running.rest,
+        room=room_for(experiment.start.extra),
+    )
     roster = Roster()
     try:
-        missing = roster.gather(here.grid, wire, experiment.shards, START_SECONDS)
+        missing = roster.gather(running.grid, wire, experiment.shards, START_SECONDS)
         if missing:
-            why = "; ".join(sorted(set(roster.refused.values()))) or f"no answer within {START_SECONDS:g} s"
-            raise RunError(f"{len(missing)} of {len(experiment.shards)} simulated clients did not start: {why}")
+            reasons = "; ".join(sorted(set(roster.refused.values())))
+            reasons = reasons or f"no answer within {START_SECONDS:g} s"
+            clients = f"{len(missing)} of {len(experiment.shards)} simulated clients"
+            raise RunError(f"{clients} did not start: {reasons}")
     except BaseException:
-        here.close()
+        running.close()
         raise
-    engine = over(here.grid, wire, roster, states if states is not None else States())
-    return Engine(engine.execute, engine.states, here.close)
+    engine = over(running.grid, wire, roster, states if states is not None else States())
+    return replace(engine, close=running.close)
 
 
 @dataclass(frozen=True, slots=True)
-class _Simulated:
+class _Simulation:
+    """A simulation that runs on another thread."""
+
     grid: Grid
-    rest: Callable[[], None]  # raises once nobody can answer any more
+    rest: Callable[[], None]  # waits a moment; raises once the simulation has ended
     close: Callable[[], None]
 
 
-def _begin(experiment: Experiment, workers: int, data_dir: Path | None) -> _Simulated:
-    """Start the simulation on a thread of its own."""
-    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # what goes wrong in a client comes back as its reason
-    met: Queue[Grid | None] = Queue()
-    ended: list[BaseException] = []
+def _begin(
+    experiment: Experiment, workers: int, data_dir: Path | None, plugins: Sequence[Plugin]
+) -> _Simulation:
+    """Start the simulation on another thread."""
+    logging.getLogger("flwr").setLevel(logging.CRITICAL)  # a client's failure is in its reply
+    grids: Queue[Grid | None] = Queue()  # receives the grid, or None if there is none
+    errors: list[BaseException] = []
     done = threading.Event()
 
     def simulate() -> None:
         try:
-            _simulate(_handing_over(met, done), experiment, data_dir)
+            _simulate(_server_app(grids, done), experiment, data_dir, plugins)
         except BaseException as error:
-            ended.append(error)
-        met.put(None)
+            errors.append(error)
+        grids.put(None)
 
     thread = threading.Thread(target=simulate, name="flower")
     stop_ray = _start_ray(workers)
 
     def rest() -> None:
         if not thread.is_alive():
-            raise RunError(f"Flower's simulation ended: {_why(ended)}")
-        time.sleep(POLL)
+            raise RunError(f"Flower's simulation ended: {_root_cause(errors)}")
+        time.sleep(POLL_SECONDS)
 
     def close() -> None:
         done.set()
@@ -90,45 +107,46 @@ def _begin(experiment: Experiment, workers: int, data_dir: Path | None) -> _Simu
         stop_ray()
 
     thread.start()
-    grid = met.get()
+    grid = grids.get()
     if grid is None:
         close()
-        raise RunError(f"Flower's simulation did not start: {_why(ended)}")
-    return _Simulated(grid, rest, close)
+        raise RunError(f"Flower's simulation did not start: {_root_cause(errors)}")
+    return _Simulation(grid, rest, close)
 
 
-def _handing_over(met: Queue[Grid | None], done: threading.Event) -> ServerApp:
-    """A ServerApp that gives its grid away and lives until it is told that all is done."""
+def _server_app(grids: Queue[Grid | None], done: threading.Event) -> ServerApp:
+    """A ServerApp that hands its grid over and then waits until the run is done."""
     app = ServerApp()
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
-        met.put(grid)
+        grids.put(grid)
         done.wait()
 
     return app
 
 
-def _why(ended: list[BaseException]) -> str:
-    """The error at the bottom of those that Flower lays on top of each other."""
-    error = ended[0] if ended else None
+def _root_cause(errors: list[BaseException]) -> str:
+    """The first of the errors that Flower chains."""
+    error = errors[0] if errors else None
     while error is not None and error.__cause__ is not None:
         error = error.__cause__
     return clean(f"{type(error).__name__}: {error}") if error else "its server returned"
 
 
 def _start_ray(workers: int) -> Callable[[], None]:
-    """Ray's own processes, before Flower would start them: it gives them 30 s, too few on a busy machine.
+    """Start Ray's processes, and return a function that stops them.
 
-    Returns what stops them.  Should this process be killed, the reaper does.
+    Flower would start them too, but allows only 30 s, which is not enough on a busy machine.
+    If this process is killed, `orphan_reaper` stops them.
     """
-    temporary = tempfile.mkdtemp(prefix="fp3-")  # Ray's sockets lie inside, whose paths must be short
-    command = [sys.executable, "-I", reaper.__file__, temporary]
-    watch = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
+    temporary = tempfile.mkdtemp(prefix="fp3-")  # Ray's sockets are inside: paths must be short
+    command = [sys.executable, "-I", orphan_reaper.__file__, temporary]
+    reaper = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
 
     def stop() -> None:
         ray.shutdown()
-        watch.communicate()
+        reaper.communicate()
 
     try:
         _init_ray(workers, temporary)
@@ -140,28 +158,33 @@ def _start_ray(workers: int) -> Callable[[], None]:
 
 def _init_ray(workers: int, temporary: str) -> None:
     os.environ["OMP_NUM_THREADS"] = "1"  # inherited by the processes that train
-    for left in reversed(range(TRIES)):
+    for tries_left in reversed(range(TRIES)):
         try:
             ray.init(
                 num_cpus=workers,
                 include_dashboard=False,
                 log_to_driver=False,
                 logging_level=logging.ERROR,
-                _node_ip_address="127.0.0.1",  # else Ray looks for a way out to learn its address
+                _node_ip_address="127.0.0.1",  # else Ray contacts other machines to learn it
                 _temp_dir=temporary,
             )
             return
         except Exception as error:
             ray.shutdown()
-            if not left:
+            if not tries_left:
                 raise RunError(f"Ray did not start: {clean(str(error))}") from None
 
 
-def _simulate(app: ServerApp, experiment: Experiment, data_dir: Path | None) -> None:
-    """The one call of `run_simulation`, which Flower means to replace; it returns when the ServerApp does."""
+def _simulate(
+    app: ServerApp, experiment: Experiment, data_dir: Path | None, plugins: Sequence[Plugin]
+) -> None:
+    """Run until the ServerApp returns.
+
+    This is the only call of `run_simulation`, which Flower plans to replace.
+    """
     run_simulation(
         app,
-        client_app(configured(experiment.config, data_dir), carried=True),
+        client_app(configured(experiment.config, data_dir, plugins), carried=True),
         num_supernodes=len(experiment.shards),
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )

@@ -1,62 +1,87 @@
 "use strict";
-const all = (query, of = document) => [...of.querySelectorAll(query)];
+const all = (query, root = document) => [...root.querySelectorAll(query)];
 const make = (name, textContent, className = "") => Object.assign(document.createElement(name), { textContent, className });
-const data = JSON.parse(all("#data")[0].textContent), [tip] = all("#tip"), hidden = new Set();
+const data = JSON.parse(all("#data")[0].textContent), [tip] = all("#tip"), hiddenRuns = new Set();
 
-// tell(x, y) answers where the mark goes, a heading and lines; or nothing.
-function hover(svg, mark, tell) {
+// describe(x, y) returns { position, title, lines } for a point of the drawing, or nothing.
+function hover(svg, mark, describe) {
   const leave = () => { tip.hidden = true; mark.classList.remove("on"); };
   svg.onpointerleave = leave;
-  svg.onpointermove = e => {
-    const { x, y } = new DOMPoint(e.clientX, e.clientY).matrixTransform(svg.getScreenCTM().inverse());
-    const said = tell(x, y);
-    if (!said) return leave();
-    mark.setAttribute("transform", `translate(${said[0]})`);
+  svg.onpointermove = event => {
+    const pointer = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
+    const shown = describe(pointer.x, pointer.y);
+    if (!shown) return leave();
+    mark.setAttribute("transform", `translate(${shown.position})`);
     mark.classList.add("on");
-    tip.replaceChildren(make("b", said[1]), ...said[2]);
+    tip.replaceChildren(make("b", shown.title), ...shown.lines);
     tip.hidden = false;
-    const w = tip.offsetWidth, left = e.clientX + 16;
-    tip.style.left = (left + w > innerWidth ? e.clientX - w - 12 : left) + "px";
-    tip.style.top = Math.max(4, Math.min(e.clientY + 16, innerHeight - tip.offsetHeight - 8)) + "px";
+    const width = tip.offsetWidth, right = event.clientX + 16;
+    const lowest = innerHeight - tip.offsetHeight - 8;
+    tip.style.left = (right + width > innerWidth ? event.clientX - width - 12 : right) + "px";
+    tip.style.top = Math.max(4, Math.min(event.clientY + 16, lowest)) + "px";
   };
+}
+
+// Line charts: the values of all visible runs at the nearest x.
+function chartLine(line, k) {
+  const p = make("p", "", line.mark);
+  p.append(make("i", "", "key"), line.name, make("em", line.values[k]));
+  return p;
 }
 for (const svg of all("svg[data-chart]")) {
   const { x: xs, heads, lines } = data[svg.dataset.chart];
   hover(svg, svg.querySelector(".guide"), x => {
-    const far = xs.map(at => Math.abs(at - x)), k = far.indexOf(Math.min(...far));
-    return xs.length && [xs[k], heads[k], lines.filter(l => l.values[k] && !hidden.has(l.run)).map(l => {
-      const p = make("p", "", l.mark);
-      p.append(make("i", "", "key"), l.name, make("em", l.values[k]));
-      return p;
-    })];
+    if (!xs.length) return null;
+    const distances = xs.map(position => Math.abs(position - x));
+    const k = distances.indexOf(Math.min(...distances));
+    const visible = lines.filter(line => line.values[k] && !hiddenRuns.has(line.run));
+    return { position: xs[k], title: heads[k], lines: visible.map(line => chartLine(line, k)) };
   });
 }
+
+// Pictures of clients: the cell under the pointer.
 for (const svg of all("svg[data-grid]")) {
-  const d = data[svg.dataset.grid], [left, top, w, h] = d.box;
+  const grid = data[svg.dataset.grid], [left, top, width, height] = grid.box;
   hover(svg, svg.querySelector(".mark"), (x, y) => {
-    const i = Math.floor((x - left) / w), j = Math.floor((y - top) / h);
-    return i in d.names && j in d.rows && [[left + i * w, top + j * h], `client ${d.names[i]}, ${d.row} ${d.rows[j]}`,
-      [make("p", d.columns[d.of[i]][j].map(k => d.says[k]).join(", ")), make("p", d.about[i], "faint")]];
+    const i = Math.floor((x - left) / width), j = Math.floor((y - top) / height);
+    if (!(i in grid.names && j in grid.rows)) return null;
+    const texts = grid.columns[grid.column_of[i]][j].map(k => grid.texts[k]);
+    return {
+      position: [left + i * width, top + j * height],
+      title: `client ${grid.names[i]}, ${grid.row} ${grid.rows[j]}`,
+      lines: [make("p", texts.join(", ")), make("p", grid.about[i], "faint")],
+    };
   });
 }
+
+// Buttons that hide a run from the charts.
 for (const button of all(".toggle")) button.onclick = () => {
-  const run = +button.dataset.run, off = !hidden.delete(run);
-  if (off) hidden.add(run);
-  button.ariaPressed = !off;
-  all(`figure .r${run}`).forEach(e => e.toggleAttribute("hidden", off));
+  const run = +button.dataset.run, hide = !hiddenRuns.delete(run);
+  if (hide) hiddenRuns.add(run);
+  button.ariaPressed = !hide;
+  all(`figure .r${run}`).forEach(element => element.toggleAttribute("hidden", hide));
 };
-const words = new Intl.Collator(undefined, { numeric: true }).compare;
+
+// Headings that sort a table; unknown numbers come last.
+const compareTexts = new Intl.Collator(undefined, { numeric: true }).compare;
 for (const button of all(".sort")) button.onclick = () => {
-  const th = button.parentNode, body = th.closest("table").tBodies[0], up = th.ariaSort !== "ascending";
-  const key = row => row.cells[th.cellIndex].textContent, number = row => parseFloat(key(row).replace(/,/g, ""));
-  const unknown = row => th.className && isNaN(number(row));
-  const order = th.className ? (a, b) => number(a) - number(b) : (a, b) => words(key(a), key(b));
-  all("th", th.parentNode).forEach(e => e.removeAttribute("aria-sort"));
-  th.ariaSort = up ? "ascending" : "descending";
-  body.append(...[...body.rows].sort((a, b) => unknown(a) - unknown(b) || (up ? order(a, b) : order(b, a))));
+  const th = button.parentNode, body = th.closest("table").tBodies[0];
+  const numeric = th.className !== "", ascending = th.ariaSort !== "ascending";
+  const key = row => row.cells[th.cellIndex].textContent;
+  const number = row => parseFloat(key(row).replace(/,/g, ""));
+  const unknown = row => numeric && isNaN(number(row)) ? 1 : 0;
+  const order = numeric ? (a, b) => number(a) - number(b) : (a, b) => compareTexts(key(a), key(b));
+  all("th", th.parentNode).forEach(head => head.removeAttribute("aria-sort"));
+  th.ariaSort = ascending ? "ascending" : "descending";
+  const sorted = [...body.rows].sort((a, b) => unknown(a) - unknown(b) || (ascending ? order(a, b) : order(b, a)));
+  body.append(...sorted);
 };
+
+// Search fields: rows whose client (column 0) or layers (column 2) contain the text.
 for (const input of all(".find")) input.oninput = () => {
   const rows = all(`#${input.dataset.table} tbody tr`), wanted = input.value.trim().toLowerCase();
-  for (const row of rows) row.hidden = ![0, 2].some(k => row.cells[k].textContent.toLowerCase().includes(wanted));
+  for (const row of rows) {
+    row.hidden = ![0, 2].some(k => row.cells[k].textContent.toLowerCase().includes(wanted));
+  }
   input.nextElementSibling.value = `${rows.filter(row => !row.hidden).length} of ${rows.length} clients`;
 };

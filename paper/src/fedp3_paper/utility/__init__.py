@@ -1,0 +1,1 @@
+"""Accuracy under local differential privacy: the command `fedp3 utility`."""

@@ -1,0 +1,222 @@
+"""Training as commands do it: `fedp3.runs.session` with a progress display and closing lines."""
+
+import os
+import sys
+import traceback
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from fedp3.cli import terminal
+from fedp3.cli.signals import Stopped, stoppable
+from fedp3.core.errors import FedP3Error
+
+if TYPE_CHECKING:
+    from fedp3.config import Config
+    from fedp3.config.plugins import Plugin
+    from fedp3.core.types import Reply, Task
+    from fedp3.engines.base import Engine, States
+    from fedp3.experiment.assemble import Experiment
+    from fedp3.runs.session import OnRound
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """How a command trains.  No option changes a result.
+
+    Args:
+        workers: number of processes; 0 chooses by the size of the run.
+        engine: name of the engine.
+        data_dir: folder of data sets.
+        tensorboard: whether to write TensorBoard events as well.
+        plugins: files of the user that the run needs.
+        name: the name of the run in the progress display; empty means that of its method.
+    """
+
+    workers: int = 0
+    engine: str = "inprocess"
+    data_dir: Path | None = None
+    tensorboard: bool = False
+    plugins: "Sequence[Plugin]" = ()
+    name: str = ""
+
+
+def train(
+    settings: "Config", folder: Path, options: Options, *, resume: bool = False
+) -> dict[str, Any]:
+    """Train a run to its end; returns its result.
+
+    Args:
+        settings: the config.
+        folder: the run folder.
+        options: how to train.
+        resume: continue the run in the folder; without it, a folder that holds a run is refused.
+    """
+    from fedp3.experiment.assemble import assemble
+    from fedp3.runs import session
+
+    if resume:
+        finished = session.finished_result(folder)
+        if finished is not None:
+            return finished
+    else:
+        session.refuse_existing(folder)
+    experiment = assemble(settings, options.data_dir)
+
+    @contextmanager
+    def watch(experiment: "Experiment", events: Sequence[Mapping[str, Any]]) -> "Iterator[OnRound]":
+        name = options.name or settings.method
+        with terminal.rounds(name, experiment.server.run.rounds, events) as on_round:
+            yield _with_tensorboard(on_round, folder) if options.tensorboard else on_round
+
+    with stoppable():
+        try:
+            outcome = session.train(
+                experiment,
+                folder,
+                lambda experiment, states: _make_engine(experiment, states, options),
+                resume=resume,
+                plugins=options.plugins,
+                watch=watch,
+                tell=terminal.note,
+            )
+        except Stopped as stopped:
+            terminal.note(f"{stopped}; resume with: {terminal.command('resume', folder)}")
+            raise
+    return dict(outcome.result)
+
+
+def train_seeds(
+    settings: "Config", folder: Path, seeds: int, options: Options
+) -> list[dict[str, Any]]:
+    """Train several seeds, each in its run folder; runs that exist are resumed.
+
+    Args:
+        settings: the config of the first seed.
+        folder: the folder of the run folders.
+        seeds: the number of seeds.
+        options: how to train.
+    """
+    from fedp3.experiment.assemble import assemble
+    from fedp3.runs import session
+
+    configs = session.seed_configs(settings, folder, seeds)
+    begun = [place for place in configs if session.holds_run(place)]
+    for place in begun:
+        session.reopen(place, configs[place])
+    if not begun:
+        assemble(settings, options.data_dir)  # finds every mistake before anything is written
+    session.begin_seeds(settings, folder, seeds, options.plugins)
+    results = []
+    for place, config in configs.items():
+        named = replace(options, name=f"{folder.name} seed {config.run.seed}")
+        results.append(train(config, place, named, resume=place in begun))
+    return results
+
+
+def _make_engine(experiment: "Experiment", states: "States | None", options: Options) -> "Engine":
+    from fedp3.engines.catalogue import make_engine
+
+    engine = make_engine(
+        experiment, options.workers, states, options.engine, options.data_dir, options.plugins
+    )
+    return _with_traceback(engine) if options.engine == "debug" else engine
+
+
+def _with_traceback(engine: "Engine") -> "Engine":
+    """The engine, which prints the traceback of those exceptions that `main` shows as one line."""
+
+    def execute(tasks: "Sequence[Task]") -> "Iterator[Reply]":
+        try:
+            yield from engine.execute(tasks)
+        except (FedP3Error, OSError):
+            traceback.print_exc(file=sys.stderr)
+            raise
+
+    return replace(engine, execute=execute)
+
+
+def _with_tensorboard(on_round: "OnRound", folder: Path) -> "OnRound":
+    from fedp3.runs.tensorboard import writer
+
+    write = writer(folder / "tensorboard")
+
+    def both(record: Any) -> None:
+        on_round(record)
+        write(record)
+
+    return both
+
+
+# --------------------------------------------------------------------------- closing lines
+
+
+def show_end(results: Sequence[dict[str, Any]], folder: Path, json: bool) -> None:
+    """Print the results of a run or of several seeds, and write their report.
+
+    Args:
+        results: the result of each run.
+        folder: the run folder, or the folder of several seeds.
+        json: print one JSON object instead of a table.
+    """
+    from fedp3.core.files import read_json
+    from fedp3.report import write_report
+
+    page = write_report([folder])
+    descriptions = [read_json(Path(result["out"]) / "run.json") for result in results]
+    for warning in descriptions[0].get("warnings", {}).values():
+        terminal.note(f"warning: {warning}")
+    if json:
+        several = (folder / "seeds.json").exists()
+        terminal.as_json(_over_seeds(results, folder) if several else results[0])
+        return
+    terminal.results([result | {"name": Path(result["out"]).name} for result in results])
+    for result, description in zip(results, descriptions, strict=True):
+        _show_privacy(result, description["config"]["run"]["rounds"])
+    density = results[0].get("density")
+    if density not in (None, 1.0):
+        terminal.line(
+            f"local pruning retained {100 * density:.1f} % of the pruned layers' weights, "
+            "mean over local steps"
+        )
+    terminal.line(f"open {os.path.relpath(page)}")
+
+
+def _show_privacy(result: Mapping[str, Any], planned_rounds: int) -> None:
+    if "privacy" not in result:
+        return
+    terminal.line(terminal.guarantee(result["privacy"]))
+    if result["rounds"] < planned_rounds:
+        terminal.line(
+            f"stopped after round {result['rounds']}: no client has budget for another round"
+        )
+
+
+MEANS = (
+    "accuracy_global",
+    "accuracy_dispatched",
+    "accuracy_personal",
+    "accuracy_worst_client",
+    "mb_up",
+    "mb_down",
+    "seconds",
+)
+
+
+def _over_seeds(results: Sequence[dict[str, Any]], folder: Path) -> dict[str, Any]:
+    means: dict[str, float | None] = {}
+    for key in MEANS:
+        values = [result[key] for result in results]
+        means[key] = None if None in values else fmean(values)
+    epsilons = [r["epsilon_max"] for r in results if r["epsilon_max"] is not None]
+    return {
+        "out": str(folder),
+        "rounds": results[0]["rounds"],
+        **means,
+        "rejected": sum(result["rejected"] for result in results),
+        "epsilon_max": max(epsilons, default=None),
+        "runs": list(results),
+    }

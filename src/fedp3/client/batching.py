@@ -1,0 +1,86 @@
+"""How a client iterates over its samples: settings, batches, number of steps, learning rate."""
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Annotated
+
+import torch
+from pydantic import Field
+from pydantic.dataclasses import dataclass
+from torch import Tensor
+
+from fedp3.core.registry import NameIn, Registry
+from fedp3.core.settings import STRICT
+
+# Samples that are scored at once.  With more of them, activations do not fit into a CPU's cache.
+EVAL_BATCH = 48
+
+# share of the run that has passed -> factor on the learning rate
+SCHEDULES: Registry[Callable[[float], float]] = Registry("schedule")
+SCHEDULES.add("constant", lambda passed: 1.0)
+SCHEDULES.add("linear", lambda passed: 1.0 - passed)
+SCHEDULES.add("cosine", lambda passed: 0.5 * (1 + math.cos(math.pi * passed)))
+
+
+@dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
+class LocalSettings:
+    """How a client trains: K steps of SGD (Algorithm 2)."""
+
+    steps: int = Field(default=10, ge=0, description="local SGD steps, K")
+    epochs: int = Field(default=0, ge=0, description="local epochs; if not 0, they replace steps")
+    batch: int = Field(default=48, ge=1, description="batch size")
+    lr: float = Field(default=0.05, gt=0, description="learning rate")
+    momentum: float = Field(
+        default=0.0, ge=0, lt=1, description="momentum; it starts at zero in each round"
+    )
+    weight_decay: float = Field(default=0.0, ge=0, description="weight decay")
+    clip_norm: float = Field(
+        default=10.0, ge=0, description="largest norm of a step's gradient; 0 means no clipping"
+    )
+    schedule: Annotated[str, NameIn(SCHEDULES)] = Field(
+        default="constant", description="learning rate over the rounds"
+    )
+    augment: bool = Field(
+        default=True,
+        description="random crops and flips of training images, if the data set has them (CIFAR)",
+    )
+
+
+def learning_rate(settings: LocalSettings, t: int, rounds: int) -> float:
+    """The learning rate of round t of `rounds`; after the last round, that of the last round."""
+    rounds = max(rounds, 1)
+    passed = min(t, rounds - 1) / rounds
+    return settings.lr * SCHEDULES.pick(settings.schedule)(passed)
+
+
+def step_count(settings: LocalSettings, samples: int, share: float = 1.0) -> int:
+    """The number of steps of a pass: at least one, unless the settings have none.
+
+    Args:
+        settings: the local settings.
+        samples: the client's training samples.
+        share: the pass's share of the local steps.
+    """
+    steps = settings.epochs * math.ceil(samples / settings.batch) or settings.steps
+    return min(steps, 1) if share * steps < 1 else round(share * steps)
+
+
+def batch_sizes(samples: int, size: int) -> list[int]:
+    """The batch sizes of one epoch.
+
+    If one sample is left for the last batch, it gets a second one, because BatchNorm needs two.
+    """
+    sizes = [min(size, samples - j) for j in range(0, samples, size)]
+    if size > 2 and sizes[1:] and sizes[-1] == 1:
+        sizes[-2:] = [size - 1, 2]
+    return sizes
+
+
+def batches(samples: int, settings: LocalSettings, rng: torch.Generator) -> Iterator[Tensor]:
+    """The positions of each step's samples: shuffled epochs, whose last batch may be shorter."""
+    sizes = batch_sizes(samples, settings.batch)
+    steps = settings.epochs * len(sizes) if settings.epochs else settings.steps
+    for k in range(steps):
+        if k % len(sizes) == 0:
+            epoch = torch.split(torch.randperm(samples, generator=rng), sizes)
+        yield epoch[k % len(sizes)]

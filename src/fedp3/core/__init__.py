@@ -1,0 +1,1 @@
+"""Types and tools that every other package uses."""

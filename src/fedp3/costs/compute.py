@@ -1,0 +1,225 @@
+"""FLOPs and peak memory of a client's training step, counted without training anything."""
+
+import copy
+import math
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedp3.core.errors import InputError
+from fedp3.core.randomness import Stream, layers_draw_from, stream
+from fedp3.core.types import ClientPlan, Group, Layer, LayerMap
+from fedp3.costs.traffic import VALUE, block_share, unit_counts
+from fedp3.models import shrinking
+from fedp3.planning.prune_settings import PruneSettings
+
+# The meta device computes nothing; a network whose control flow depends on values needs the CPU.
+DEVICES = ("meta", "cpu")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeProfile:
+    """The FLOPs of one network, and a copy of it to count memory with.
+
+    Args:
+        forward: for each weight tensor the FLOPs of one example's forward pass.
+        net: a copy of the network on `device`.
+        shape: the shape of one example.
+        device: where the network can run: "meta" if possible, else "cpu".
+    """
+
+    forward: Mapping[str, int]
+    net: nn.Module
+    shape: tuple[int, ...]
+    device: str = "meta"
+
+
+# --------------------------------------------------------------------------- FLOPs
+
+
+def measure(net: nn.Module, shape: tuple[int, ...]) -> ComputeProfile:
+    """Count the forward pass of one example of this shape, module by module."""
+    reason = ""
+    for device in DEVICES:
+        scratch = copy.deepcopy(net).to(device).eval()
+        counter = FlopCounterMode(display=False)
+        try:
+            with counter, torch.no_grad(), layers_draw_from(stream(0, Stream.LAYER)):
+                scratch(torch.zeros(1, *shape, device=device))
+        except Exception as error:  # a user's forward pass may raise anything
+            reason = f"{type(error).__name__}: {str(error)[:120]}"
+            continue
+        forward = _flops_by_weight(scratch, counter)
+        return ComputeProfile(forward=forward, net=scratch, shape=shape, device=device)
+    raise InputError(f"the network does not take one example of shape {shape}: {reason}")
+
+
+def _flops_by_weight(net: nn.Module, counter: FlopCounterMode) -> dict[str, int]:
+    """The FLOPs of each weight.
+
+    The FLOPs of a module, without those of its submodules, are divided among its weights by size.
+    """
+    with_submodules = {
+        path.partition(".")[2]: sum(operations.values())
+        for path, operations in counter.get_flop_counts().items()
+    }
+
+    def counted_module(path: str) -> str:
+        """The nearest module that ran: a parent may use its child's weights without calling it."""
+        while path and path not in with_submodules:
+            path = path.rpartition(".")[0]
+        return path
+
+    by_module = dict(with_submodules)
+    for path, count in with_submodules.items():
+        if path:
+            by_module[counted_module(path.rpartition(".")[0])] -= count
+    weights = {n: w.numel() for n, w in net.named_parameters() if w.dim() >= 2}
+    modules = {n: counted_module(n.rpartition(".")[0]) for n in weights}
+    module_sizes: dict[str, int] = {}
+    for n, path in modules.items():
+        module_sizes[path] = module_sizes.get(path, 0) + weights[n]
+    return {
+        n: round(by_module.get(path, 0) * weights[n] / module_sizes[path])
+        for n, path in modules.items()
+    }
+
+
+def flops(
+    profile: ComputeProfile,
+    plan: ClientPlan,
+    layers: LayerMap,
+    pruning: PruneSettings,
+    step_units: Mapping[Group, int] | None = None,
+) -> int:
+    """FLOPs of one example's forward and backward pass at one client.
+
+    Each weight costs its forward pass, as much again for its gradient if it is trained, and as
+    much again to pass the gradient on if anything before it is trained: an earlier layer, or an
+    earlier tensor of the same layer.  Pruned units cost nothing where the network is physically
+    smaller; weights and units that are only masked cost as much as before.
+
+    Args:
+        profile: the FLOPs of the dense network.
+        plan: the client's plan.
+        layers: the model's layers.
+        pruning: the run's pruning.
+        step_units: the number of units that local pruning leaves in some groups.
+    """
+    units: Mapping[Group, int] = {}
+    if pruning.shrinks:
+        units = {**unit_counts(plan, layers, pruning), **(step_units or {})}
+    total = 0.0
+    trained_before = False
+    for l, names in layers.layers.items():
+        p = plan.layers[l]
+        if p.send == "skip":
+            continue
+        for n in names:
+            if n not in profile.forward:
+                continue
+            passes = 1
+            if p.train:
+                passes += 1
+            if trained_before or (p.train and l == _source_layer(n, layers)):
+                passes += 1
+            total += profile.forward[n] * block_share(n, units, layers) * passes
+        trained_before = trained_before or p.train
+    return round(total)
+
+
+def _source_layer(name: str, layers: LayerMap) -> Layer | None:
+    """The layer whose units this weight reads; None where that is not known."""
+    axes = layers.axes.get(name, ())
+    inputs = axes[1] if len(axes) > 1 else None
+    if inputs is None or inputs.group not in layers.groups:
+        return None
+    return layers.groups[inputs.group].layer
+
+
+# --------------------------------------------------------------------------- memory
+
+
+def peak_bytes(
+    profile: ComputeProfile,
+    plan: ClientPlan,
+    layers: LayerMap,
+    pruning: PruneSettings,
+    batch: int,
+    momentum: bool,
+) -> int:
+    """Peak memory of one training step: weights, momentum, activations and gradients.
+
+    Args:
+        profile: the dense network.
+        plan: the client's plan.
+        layers: the model's layers.
+        pruning: the run's pruning.
+        batch: the number of examples in the step.
+        momentum: whether the optimizer stores a velocity per trained weight.
+    """
+    units = unit_counts(plan, layers, pruning)
+    if units and pruning.shrinks:  # the client trains a smaller network
+        profile = replace(profile, net=shrinking.shrink_net(profile.net, layers, units))
+        layers = shrinking.shrink_map(layers, units)
+    trained = {n for l, p in plan.layers.items() if p.train for n in layers.layers[l]}
+    trained -= layers.buffers
+    stored = sum(math.prod(shape) for shape in layers.shapes.values())
+    if momentum:
+        stored += sum(math.prod(layers.shapes[n]) for n in trained)
+    return VALUE * stored + _step_bytes(profile, trained, batch)
+
+
+def _step_bytes(profile: ComputeProfile, trained: set[str], batch: int) -> int:
+    """The most bytes that a step's tensors take at once, without the network's tensors."""
+    net = profile.net
+    for n, w in net.named_parameters():
+        w.requires_grad_(n in trained)
+    weights = [w for w in net.parameters() if w.requires_grad]
+    net.train()
+    memory = _MemoryCounter(net)
+    with layers_draw_from(stream(0, Stream.LAYER)), memory:
+        logits = net(torch.zeros(batch, *profile.shape, device=profile.device))
+        # The labels have no name, so that they are freed as early as in a real step.
+        loss = F.cross_entropy(logits, torch.zeros(batch, dtype=torch.int64, device=profile.device))
+        del logits
+        grads = torch.autograd.grad(loss, weights, allow_unused=True) if loss.requires_grad else ()
+    net.eval()
+    del grads  # not earlier: in a real step they are alive to the end
+    return memory.peak
+
+
+class _MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows the storage of every tensor that an operation makes until it is freed."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        tensors = [*net.parameters(), *net.buffers()]
+        # Bytes of each storage, by its address; the network's tensors do not count.
+        self.sizes = {w.untyped_storage()._cdata: 0 for w in tensors}
+        self.current = 0
+        self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in self.sizes:
+                self._add(leaf.untyped_storage())
+        return result
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        self.sizes[storage._cdata] = storage.nbytes()
+        self.current += storage.nbytes()
+        self.peak = max(self.peak, self.current)
+        weakref.finalize(storage, self._remove, storage._cdata)
+
+    def _remove(self, address: int) -> None:
+        self.current -= self.sizes.pop(address)

@@ -1,0 +1,13 @@
+"""Which samples of a data set belong to one client."""
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One client's train and test samples, as indices into the data set."""
+
+    train: Tensor
+    test: Tensor

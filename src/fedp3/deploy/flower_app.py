@@ -1,0 +1,286 @@
+"""A run on Flower's Grid from the first query to the result, and complete apps for `flwr run`.
+
+The run folder is on the server, as in a simulation.  The states of clients are on the nodes' own
+disks, under a name that the run folder records, and are in no checkpoint.
+"""
+
+import json
+import logging
+import secrets
+from collections.abc import Mapping
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from logging import INFO, WARNING
+from pathlib import Path
+
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+from fedp3 import config as configs
+from fedp3.config import Config
+from fedp3.config.plugins import Plugin, load_plugins
+from fedp3.core.errors import ConfigError, InputError
+from fedp3.core.files import read_json
+from fedp3.engines.flower.grid import Roster, Wire, over
+from fedp3.experiment.assemble import Experiment, assemble, check_plans
+from fedp3.messages.codec import room_for
+from fedp3.privacy.requirements import refused_deployment
+from fedp3.report import write_report
+from fedp3.runs import session
+from fedp3.runs.session import Outcome
+from fedp3.server.context import RoundRecord
+
+PACKAGE = "fedp3_app"
+RESUME = "flwr run --run-config 'resume=true'"
+log = logging.getLogger("flwr").log  # what `flwr run --stream` shows
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeSettings:
+    """Settings of a ServerApp besides the config.
+
+    Args:
+        out: the run folder; None writes nothing, and nothing can be resumed.
+        resume: continue the run in `out`.
+        wait: seconds to wait for all nodes before the first round.
+        plugins: files that the run uses; they are recorded in the run folder.
+    """
+
+    out: Path | None = None
+    resume: bool = False
+    wait: float = 60.0
+    plugins: tuple[Plugin, ...] = ()
+
+
+def server_app(config: Path) -> ServerApp:
+    """The ServerApp of a config file.
+
+    The keys of its run-config are those that `write_app` writes.
+    """
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        keys = context.run_config
+        data_dir = str(keys.get("data-dir") or "")
+        settings = ServeSettings(
+            out=Path(str(keys["out"])),
+            resume=bool(keys.get("resume")),
+            wait=float(keys.get("wait", 60.0)),
+            plugins=load_plugins(str(keys.get("use") or "").split()),
+        )
+        experiment = assemble(configs.load(config), Path(data_dir) if data_dir else None)
+        serve(grid, experiment, settings)
+
+    return app
+
+
+def serve(grid: Grid, experiment: Experiment, settings: ServeSettings) -> Outcome:
+    """Train over the nodes of this grid; a run that is finished already is read from its folder."""
+    config, folder = experiment.config, settings.out
+    _check(config)
+    if folder is not None and not settings.resume:
+        session.refuse_existing(folder, RESUME)
+    run = secrets.token_hex(16)
+    if folder is not None and session.holds_run(folder):
+        finished = session.read_finished(folder, config)
+        if finished is not None:
+            log(INFO, "%s holds a finished run", folder)
+            return finished
+        run = _run_name(folder)
+    wire = Wire(
+        spec=experiment.server.spec,
+        digest=config.digest(),
+        run=run,
+        deadline=config.run.deadline,
+        room=room_for(experiment.start.extra),
+    )
+    roster = Roster()
+    missing = roster.gather(grid, wire, experiment.shards, settings.wait)
+    if missing:
+        log(WARNING, "the run begins without the clients %s", sorted(missing))
+    rounds = config.run.rounds
+    outcome = session.train(
+        as_registered(experiment, roster),
+        folder,
+        lambda experiment, states: over(grid, wire, roster),
+        resume=settings.resume,
+        own_model=True,
+        plugins=settings.plugins,
+        files={"flower.json": json.dumps({"run": run}).encode()},
+        watch=lambda experiment, events: nullcontext(_log_round(rounds)),
+        tell=lambda text: log(INFO, text),
+        how_to_resume=RESUME,
+    )
+    if folder is not None:
+        log(INFO, "open %s", write_report([folder]))
+    return outcome
+
+
+def as_registered(experiment: Experiment, roster: Roster) -> Experiment:
+    """The experiment, adapted to the nodes that are online.
+
+    No node is sent more of a layer than it can hold.  If the server has no data, the number of a
+    client's examples is the one that its node reported.
+    """
+    server = experiment.server
+    reported = {i: roster.met[n] for i, n in roster.nodes.items()}
+    keep, examples = list(server.keep), dict(server.examples)
+    for i in reported.keys() & examples.keys():  # a node may claim a client that does not exist
+        keep[i] = min(keep[i], reported[i].capacity)
+        examples[i] = examples[i] or reported[i].examples
+    adapted = replace(server, keep=tuple(keep), examples=examples)
+    check_plans(adapted)  # these nodes may hold less than the config assumes
+    return replace(experiment, server=adapted)
+
+
+def _run_name(folder: Path) -> str:
+    """The name of a run on the nodes' disks."""
+    if not (folder / "flower.json").exists():
+        raise InputError(
+            f"{folder} was not begun on Flower's nodes, and its states are in its checkpoint; "
+            f"continue it with: fedp3 resume {folder}"
+        )
+    return str(read_json(folder / "flower.json")["run"])
+
+
+def _log_round(rounds: int) -> session.OnRound:
+    def line(r: RoundRecord) -> None:
+        clients = f"ok {len(r.accepted)} late {len(r.late)} rejected {len(r.rejected)}"
+        loss = "-" if r.loss is None else f"{r.loss:.3f}"
+        void = "  VOID" if r.void else ""
+        log(
+            INFO,
+            "round %d/%d  loss %s  %s  %.1f s%s",
+            r.t + 1,
+            rounds,
+            loss,
+            clients,
+            r.seconds,
+            void,
+        )
+        for client, rejection in r.rejected.items():
+            log(WARNING, "client %d: %s", client, rejection.text)
+
+    return line
+
+
+def _check(config: Config) -> None:
+    """Refuse what cannot be deployed."""
+    refused = refused_deployment(config.privacy)
+    if refused:
+        raise ConfigError(refused)
+    if config.partition.file and not Path(config.partition.file).is_absolute():
+        raise ConfigError(
+            f"[partition] file = {config.partition.file!r} is read on every machine: "
+            "it must be an absolute path"
+        )
+
+
+# --------------------------------------------------------------------------- apps as files
+
+
+def write_app(folder: Path, config: Config, out: Path, data_dir: Path | None) -> Path:
+    """Write a complete app for `flwr run`.
+
+    Args:
+        folder: the app's folder, which must be empty or not exist.
+        config: the run.
+        out: the run folder, on the machine of the SuperLink.
+        data_dir: the folder of data sets; None uses the default ones of each machine.
+    """
+    _check(config)
+    if folder.exists() and any(folder.iterdir()):
+        raise InputError(f"{folder} is not empty; choose another folder for the app")
+    project = _PROJECT.format(
+        package=PACKAGE,
+        out=str(out.absolute()),
+        data_dir=str(data_dir.absolute()) if data_dir else "",
+    )
+    files = {
+        "pyproject.toml": project,
+        "README.md": _README.format(folder=folder.name),
+        f"{PACKAGE}/__init__.py": _INIT,
+        f"{PACKAGE}/server.py": _SERVER,
+        f"{PACKAGE}/client.py": _CLIENT,
+        f"{PACKAGE}/config.toml": configs.to_toml(config),
+    }
+    _write(folder, files)
+    return folder
+
+
+def _write(folder: Path, files: Mapping[str, str]) -> None:
+    try:
+        (folder / PACKAGE).mkdir(parents=True, exist_ok=True)
+        for name, text in files.items():
+            (folder / name).write_text(text)
+    except OSError as error:
+        raise InputError(f"cannot write the app to {folder}: {error.strerror or error}") from None
+
+
+_PROJECT = """\
+[build-system]
+requires = ["hatchling"]
+build-backend = "hatchling.build"
+
+[project]
+name = "fedp3-app"
+version = "1.0.0"
+description = "A FedP3 run on Flower"
+license = "Apache-2.0"
+dependencies = ["fedp3[flower]"]
+
+[tool.hatch.build.targets.wheel]
+packages = ["{package}"]
+
+[tool.flwr.app]
+publisher = "fedp3"
+
+[tool.flwr.app.components]
+serverapp = "{package}.server:app"
+clientapp = "{package}.client:app"
+
+[tool.flwr.app.config]
+# the run folder, on the machine of the SuperLink
+out = "{out}"
+# continue the run in `out`
+resume = false
+# seconds to wait for all nodes before the first round
+wait = 60.0
+# where the data set is; data-dir in a node's --node-config has precedence
+data-dir = "{data_dir}"
+# files that register your own parts, separated by spaces, on the machine of the SuperLink
+use = ""
+"""
+
+_README = """\
+# {folder}
+
+A FedP3 run as a Flower app; `fedp3_app/config.toml` describes the run.
+
+    flwr run . --stream                                     # over the nodes of your SuperLink
+    flwr run . --stream --run-config 'resume=true'          # continue after a crash
+
+Every node needs the number of its client: `flower-supernode ... --node-config "partition-id=0"`.
+"""
+
+_INIT = '''"""A FedP3 run as a Flower app."""
+'''
+
+_SERVER = '''"""The server: the run that config.toml describes."""
+
+from pathlib import Path
+
+from fedp3.deploy.flower_app import server_app
+
+app = server_app(Path(__file__).with_name("config.toml"))
+'''
+
+_CLIENT = '''"""A node: one client of the run that config.toml describes."""
+
+from pathlib import Path
+
+from fedp3.engines.flower.client_app import client_app, configured_file
+
+app = client_app(configured_file(Path(__file__).with_name("config.toml")))
+'''

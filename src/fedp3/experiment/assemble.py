@@ -1,0 +1,286 @@
+"""Assemble everything that a run needs, from a config or from a user's network and data.
+
+All checks happen here, before training.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from fedp3 import data as datasets
+from fedp3 import methods
+from fedp3.client.context import ClientContext, RunSpec
+from fedp3.client.hooks import Hooks
+from fedp3.client.stacked import can_stack
+from fedp3.config import Config
+from fedp3.core.errors import InputError
+from fedp3.core.settings import OWN
+from fedp3.core.types import ClientPlan, Layer
+from fedp3.costs.compute import ComputeProfile, measure
+from fedp3.costs.table import ClientCost, client_costs
+from fedp3.data import Dataset
+from fedp3.data.partition import histogram, partition, split
+from fedp3.data.partition_file import read_partition
+from fedp3.data.shards import Shard
+from fedp3.experiment.compatibility import check_device, check_model, refuse_frozen, smallest_batch
+from fedp3.methods.fedcr import coded_tail
+from fedp3.models.layer_map import layer_map
+from fedp3.models.zoo import MODELS, ModelSpec, build, channels_last
+from fedp3.planning.capacities import capacities
+from fedp3.planning.coverage import check_coverage, check_pruning
+from fedp3.planning.prune_settings import SELECTORS
+from fedp3.privacy import requirements
+from fedp3.privacy.budget import Schedule, plan_budget
+from fedp3.privacy.mechanism import PrivateSteps
+from fedp3.privacy.settings import AUTO, Mechanism
+from fedp3.server.aggregators import AGGREGATORS
+from fedp3.server.context import ServerContext, ServerState
+from fedp3.server.optimizer import with_optimizer
+from fedp3.server.rounds import plans_for
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run that is ready to start.
+
+    Attributes:
+        config: its config.
+        server: what the server knows.
+        client: what all clients share.
+        shards: the samples of each client.
+        start: the state before the first round.
+    """
+
+    config: Config
+    server: ServerContext
+    client: ClientContext
+    shards: Mapping[int, Shard]
+    start: ServerState
+
+    @cached_property
+    def first_plans(self) -> tuple[ClientPlan, ...]:
+        """The plans of all clients in round 0."""
+        return plans_for(self.server, 0)
+
+    @cached_property
+    def profile(self) -> ComputeProfile:
+        """FLOPs and memory of the network."""
+        return measure(self.client.net, tuple(self.client.data.x.shape[1:]))
+
+    @cached_property
+    def costs(self) -> list[ClientCost]:
+        """What every client's plan costs in round 0."""
+        return client_costs(
+            self.client,
+            self.profile,
+            self.first_plans,
+            self.server.keep,
+            self.server.examples,
+            self.start.extra,
+        )
+
+    @property
+    def schedule(self) -> Schedule:
+        """Which clients may take part in which round."""
+        return Schedule(self.server.run, self.server.examples)
+
+    @property
+    def labels(self) -> np.ndarray:
+        """Samples of each class at each client: (clients, classes)."""
+        parts = [torch.cat([s.train, s.test]).numpy() for _, s in sorted(self.shards.items())]
+        return histogram(self.client.data.y.numpy(), parts, self.client.data.classes)
+
+
+def assemble(config: Config, data_dir: Path | None = None) -> Experiment:
+    """The experiment that a config describes.
+
+    Args:
+        config: the run.
+        data_dir: where data sets are; None looks in the usual places.
+    """
+    net, data = load_parts(config, data_dir)
+    return assemble_own(config, net, data)
+
+
+def load_parts(config: Config, data_dir: Path | None = None) -> tuple[nn.Module, Dataset]:
+    """The network with its initial weights, and the data set, that a config names."""
+    if OWN in (config.data.name, config.model.name):
+        raise InputError(
+            "this config is of a run by fedp3.run, whose model and data are not in it: call "
+            "fedp3.run again in your program, with the same out=FOLDER and resume=True to continue"
+        )
+    data = datasets.load(config.data.name, data_dir, MODELS.pick(config.model.name).image_side)
+    tail = coded_tail(config.hooks.code, config.model)
+    spec = ModelSpec(tuple(data.x.shape[1:]), data.classes, config.model, tail)
+    return build(spec, config.run.seed), data
+
+
+def assemble_own(
+    config: Config,
+    net: nn.Module,
+    data: Dataset,
+    layers: Mapping[Layer, Sequence[str]] | None = None,
+    shards: Mapping[int, Shard] | None = None,
+) -> Experiment:
+    """The experiment of a user's network and data.
+
+    Args:
+        config: the run.
+        net: the network; its values are W_0.
+        data: all samples.
+        layers: layer name -> tensor names; None finds the layers by tracing.
+        shards: the samples of each client; None partitions the data as the config describes.
+    """
+    check_device(config.run.device)
+    shards = _shards(config, data) if shards is None else shards
+    check_model(net, data, smallest_batch(shards, config.local.batch), config.run.seed)
+    spec = _run_spec(config, net, layers)
+    refuse_frozen(net)
+    server = _server_context(config, spec, shards)
+    client = _client_context(config, spec, net, data)
+    exchange = spec.hooks.exchange
+    start = ServerState(
+        t=0,
+        W=client.initial,
+        aggregator=server.aggregator.init(),
+        extra=exchange.begin(spec.layers, data.classes) if exchange else {},
+    )
+    experiment = Experiment(config, server, client, shards, start)
+    return _with_privacy(experiment) if config.privacy.enabled else experiment
+
+
+def assemble_client(
+    config: Config, net: nn.Module, data: Dataset, mechanism: Mechanism | None
+) -> ClientContext:
+    """The clients' half of an experiment that was assembled, and thereby checked, before.
+
+    It needs no partition, no plans and no search for the noise, which take most of the time.
+
+    Args:
+        config: the run.
+        net: the network with its initial weights.
+        data: all samples.
+        mechanism: what `assemble` resolved the privacy settings to; None without LDP.
+    """
+    check_device(config.run.device)
+    client = _client_context(config, _run_spec(config, net), net, data)
+    if mechanism is None:
+        return client
+    return replace(client, stacked=False, steps=PrivateSteps(mechanism))
+
+
+def _run_spec(
+    config: Config, net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = None
+) -> RunSpec:
+    return RunSpec(
+        layers=layer_map(net, layers),
+        pruning=config.prune,
+        compression=config.upload,
+        hooks=_hooks(config),
+        seed=config.run.seed,
+        rounds=config.run.rounds,
+    )
+
+
+def _hooks(config: Config) -> Hooks:
+    make = methods.METHODS.pick(config.method).hooks or methods.make_hooks
+    return make(config.hooks)
+
+
+def _server_context(config: Config, spec: RunSpec, shards: Mapping[int, Shard]) -> ServerContext:
+    assert not isinstance(config.prune.keep, str)  # a keep file is read together with the config
+    make_aggregator = AGGREGATORS.pick(config.aggregate.rule)
+    aggregator = with_optimizer(make_aggregator(config.aggregate, spec), config.aggregate, spec)
+    server = ServerContext(
+        spec=spec,
+        plan=config.plan,
+        run=config.run,
+        aggregator=aggregator,
+        keep=capacities(config.prune.keep, len(shards), spec.seed),
+        examples={i: len(s.train) for i, s in shards.items()},
+    )
+    check_coverage(config.plan, spec.layers, server.keep, spec.seed, spec.rounds)
+    check_plans(server)
+    return server
+
+
+def check_plans(server: ServerContext) -> None:
+    """Refuse pruning that the plans cannot carry out.
+
+    If a static selector meets redrawn plans, the plans of all rounds are checked.
+    """
+    static = SELECTORS.pick(server.spec.pruning.selector).static
+    rounds = server.spec.rounds if server.plan.redraw and static else 1
+    plans = [plan for t in range(rounds) for plan in plans_for(server, t)]
+    check_pruning(server.spec.pruning, server.layers, plans)
+
+
+def _client_context(config: Config, spec: RunSpec, net: nn.Module, data: Dataset) -> ClientContext:
+    values = net.state_dict()
+    initial = {
+        n: values[n].detach().cpu().clone(memory_format=torch.contiguous_format)
+        for n in spec.layers.shapes
+    }
+    return ClientContext(
+        spec=spec,
+        net=channels_last(net.to(config.run.device)),
+        data=data,
+        local=config.local,
+        initial=initial,
+        device=config.run.device,
+        stacked=can_stack(spec.layers, data, config.local, config.prune, config.run.device),
+    )
+
+
+def _with_privacy(experiment: Experiment) -> Experiment:
+    """The experiment with its mechanism and budget; refused if the guarantee would not hold."""
+    settings = experiment.config.privacy
+    requirements.check(experiment.client, experiment.shards, settings.delta)
+    noise = settings.noise_multiplier
+    mechanism = Mechanism(
+        clip=settings.clip,
+        noise_multiplier=0.0 if noise == AUTO else float(noise),
+        sample_rate=settings.sample_rate,
+        randomness=settings.randomness,
+        ghost=requirements.uses_ghost(experiment.client),
+    )
+    budget = plan_budget(
+        experiment.schedule,
+        experiment.client.local,
+        mechanism,
+        settings.epsilon,
+        settings.delta,
+        find_noise=noise == AUTO,
+    )
+    client = replace(experiment.client, stacked=False, steps=PrivateSteps(budget.mechanism))
+    return replace(experiment, server=replace(experiment.server, budget=budget), client=client)
+
+
+def _shards(config: Config, data: Dataset) -> dict[int, Shard]:
+    p, seed = config.partition, config.run.seed
+    if p.file:
+        parts = read_partition(Path(p.file), len(data.y))
+        if len(parts) != p.clients:
+            raise InputError(
+                f"{p.file} has {len(parts)} clients, but [partition] clients is {p.clients}"
+            )
+    else:
+        parts = partition(
+            p.kind,
+            data.y.numpy(),
+            p.clients,
+            seed=seed,
+            classes=p.classes,
+            alpha=p.alpha,
+            sizes=p.sizes,
+        )
+    shards = {}
+    for i, part in enumerate(parts):
+        train, test = split(part, seed=seed, client=i, share=p.train_share)
+        shards[i] = Shard(torch.from_numpy(train), torch.from_numpy(test))
+    return shards

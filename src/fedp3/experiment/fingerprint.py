@@ -1,0 +1,71 @@
+"""Fingerprint of a run's data, split and network, checked on resume."""
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_tensors
+
+from fedp3.core.errors import InputError
+from fedp3.core.files import read_json
+from fedp3.core.hashing import model_sha256
+from fedp3.experiment.assemble import Experiment
+
+INITIAL = "initial.safetensors"  # W_0 of a network that was passed in, not built from the config
+
+
+def fingerprint(experiment: Experiment) -> dict[str, str]:
+    """Hashes of what must be the same for a run to be resumed.
+
+    W_0 is not among them: it is stored in the run folder.
+    """
+    data, layers = experiment.client.data, experiment.server.layers
+    split = []
+    for _, shard in sorted(experiment.shards.items()):
+        split += [torch.tensor([len(shard.train)]).numpy(), shard.train.numpy(), shard.test.numpy()]
+    about = {
+        "net": _sha256(repr(sorted(layers.shapes.items())).encode()),
+        "layers": _sha256(repr([(l, list(names)) for l, names in layers.layers.items()]).encode()),
+        "scaling": _sha256(
+            repr((data.classes, data.mean, data.std, data.crop, data.flip)).encode()
+        ),
+    }
+    if not any(len(s.train) or len(s.test) for s in experiment.shards.values()):
+        return about  # the samples are on the nodes; the server has one example
+    samples = _sha256(data.x.contiguous().numpy(), data.y.contiguous().numpy())
+    return about | {"data": samples, "clients": _sha256(*split)}
+
+
+def _sha256(*parts: Any) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
+    return digest.hexdigest()
+
+
+def check_fingerprint(folder: Path, experiment: Experiment) -> None:
+    """Refuse to resume a run over other data, another split or a network with other layers."""
+    then = read_json(folder / "run.json").get("inputs", {})
+    now = fingerprint(experiment)
+    other = [what for what, value in now.items() if then.get(what, value) != value]
+    if other:
+        raise InputError(
+            f"{folder} was begun with other {' and '.join(other)}: a run can be resumed only with "
+            "what it began with; choose another folder"
+        )
+
+
+def with_initial(folder: Path, experiment: Experiment) -> Experiment:
+    """The experiment with the W_0 that its run began with; the network has other values by now."""
+    path = folder / INITIAL
+    try:
+        W = load_tensors(path.read_bytes())
+    except (OSError, SafetensorError) as error:
+        raise InputError(f"cannot read {path}, with which this run began: {error}") from None
+    if model_sha256(W) != read_json(folder / "run.json").get("initial_sha256"):
+        raise InputError(f"{path} is damaged: it is not the W_0 that this run began with")
+    client, start = replace(experiment.client, initial=W), replace(experiment.start, W=W)
+    return replace(experiment, client=client, start=start)

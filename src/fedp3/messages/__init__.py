@@ -1,0 +1,1 @@
+"""The messages between server and clients: byte format, framing and upload compression."""

@@ -1,0 +1,1 @@
+"""Networks, and the layers and units that are found in any network."""

@@ -1,0 +1,155 @@
+"""From any `nn.Module` to named layers and the units that connect them.
+
+The network is traced once (`unit_tracing`), which finds its layers and units.  A network that
+cannot be traced still gets layers, in order of registration, and a note with the reason.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
+
+from fedp3.core.errors import InputError
+from fedp3.core.types import Layer, LayerMap
+from fedp3.models.buffers import record_initial_values
+from fedp3.models.unit_tracing import LAYER_NORMS, ROOT, Trace, trace_units
+
+
+def layer_map(net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = None) -> LayerMap:
+    """Group the tensors of any network into ordered layers.
+
+    Args:
+        net: the network; the initial values of its non-persistent buffers are recorded in it.
+        layers: the names of the tensors of each layer, instead of the layers that tracing finds.
+    """
+    tensors, buffers = _tensors(net)
+    record_initial_values(net)
+    trace, note = trace_units(net)
+    named = _group(net, tensors, trace) if layers is None else _check_layers(layers, tensors)
+    layer_of = {name: l for l, names in named.items() for name in names}
+    groups = {
+        g: replace(group, layer=layer_of[f"{g}.weight"])
+        for g, group in trace.groups.items()
+        if f"{g}.weight" in layer_of
+    }
+    matrices = frozenset(name for name, w in tensors.items() if w.dim() >= 2)
+    return LayerMap(
+        layers=named,
+        shapes={name: tuple(w.shape) for name, w in tensors.items()},
+        axes={name: axes for name, axes in trace.axes.items() if name in tensors},
+        groups=groups,
+        prunable=matrices - buffers - _layer_norm_parameters(net),
+        buffers=buffers,
+        note=note,
+        chain=trace.chain,
+    )
+
+
+# --------------------------------------------------------------------------- tensors and layers
+
+
+def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], frozenset[str]]:
+    """Every tensor of the network that is exchanged, and which of them are buffers."""
+    parameters = dict(net.named_parameters())
+    tensors = {
+        name: w for name, w in net.state_dict().items() if not name.endswith("num_batches_tracked")
+    }
+    _refuse(
+        [name for name, w in parameters.items() if is_lazy(w)],
+        "have no shape yet; run one batch through the network",
+    )
+    _refuse(
+        _tied(net, tensors),
+        "share storage with others of the network; untie them, or wrap the network",
+    )
+    _refuse(
+        [name for name, w in tensors.items() if w.dtype != torch.float32],
+        "are not float32, the only type that can be averaged here",
+    )
+    _refuse(
+        [name for name, w in tensors.items() if _has_values(w) and not bool(w.isfinite().all())],
+        "contain NaN or infinity, and every update with them would be rejected; to exclude a "
+        "constant, such as a mask of -inf, from updates, use "
+        "register_buffer(..., persistent=False)",
+    )
+    if not parameters:
+        raise InputError("the network has no parameters to train")
+    return tensors, frozenset(name for name in tensors if name not in parameters)
+
+
+def _refuse(names: Sequence[str], reason: str) -> None:
+    if names:
+        raise InputError(f"tensors {sorted(names)} {reason}")
+
+
+def _has_values(w: Tensor) -> bool:
+    return not is_lazy(w) and w.device.type != "meta"
+
+
+def _tied(net: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
+    """Tensors that are another tensor of the network under a second name."""
+    parameters, buffers = dict(net.named_parameters()), dict(net.named_buffers())
+    tied = set(tensors) - parameters.keys() - buffers.keys()
+    places = set()
+    for name, w in tensors.items():
+        if _has_values(w) and w.numel():
+            place = (w.untyped_storage().data_ptr(), w.storage_offset())
+            if place in places:
+                tied.add(name)
+            places.add(place)
+    return sorted(tied)
+
+
+def _check_layers(
+    layers: Mapping[Layer, Sequence[str]], tensors: Mapping[str, Tensor]
+) -> dict[Layer, tuple[str, ...]]:
+    """The user's layers, if they name every tensor exactly once."""
+    given = [name for names in layers.values() for name in names]
+    problems = {
+        "missing": set(tensors) - set(given),
+        "not in the network": set(given) - set(tensors),
+        "given twice": {name for name in given if given.count(name) > 1},
+        "layers without tensors": {l for l, names in layers.items() if not names},
+    }
+    for problem, names in problems.items():
+        if names:
+            listed = ", ".join(sorted(names))
+            raise InputError(f"layers must name every tensor once; {problem}: {listed}")
+    return {l: tuple(names) for l, names in layers.items()}
+
+
+def _layer_norm_parameters(net: nn.Module) -> set[str]:
+    """Scales and shifts of layer norms, which look like weights if they have several dimensions."""
+    names: set[str] = set()
+    for path, module in net.named_modules():
+        if isinstance(module, LAYER_NORMS):
+            names.update(name for name, _ in module.named_parameters(path, recurse=False))
+    return names
+
+
+def _group(
+    net: nn.Module, tensors: Mapping[str, Tensor], trace: Trace
+) -> dict[Layer, tuple[str, ...]]:
+    """Group tensors into layers in order of execution, so that the head is last.
+
+    Layers that the trace did not see come first.
+    """
+    matrices = {name for name, w in net.named_parameters() if w.dim() >= 2}
+    weights = matrices - _layer_norm_parameters(net)
+    begins_layer = {name.rpartition(".")[0] for name in weights}
+    seen: dict[Layer, list[str]] = {l: [] for l in trace.layer_of.values()}
+    unseen: dict[Layer, list[str]] = {}
+    last = next(iter(seen), "")
+    for name in tensors:
+        path = name.rpartition(".")[0]
+        layer = trace.layer_of.get(path)
+        if not layer:
+            layer = (path or ROOT) if path in begins_layer or not last else last
+        if layer in seen:
+            seen[layer].append(name)
+        else:
+            unseen.setdefault(layer, []).append(name)
+        last = layer
+    return {l: tuple(names) for l, names in (unseen | seen).items() if names}

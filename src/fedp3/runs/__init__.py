@@ -1,0 +1,1 @@
+"""Runs: their folders, checkpoints, records and results."""

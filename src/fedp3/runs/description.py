@@ -1,0 +1,143 @@
+"""The description of a run (run.json) and its result (result.json), as plain data."""
+
+import math
+import platform
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+from fedp3 import __version__, config
+from fedp3.core.hashing import model_sha256
+from fedp3.core.types import ClientPlan, LayerPlan
+from fedp3.costs.traffic import reductions, traffic
+from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.fingerprint import fingerprint
+from fedp3.planning.coverage import coverage
+from fedp3.privacy import disclosure
+from fedp3.privacy.budget import planned_epsilons
+from fedp3.privacy.ledger import Ledger, summary
+from fedp3.server.context import FinalEvaluation, ServerState
+from fedp3.server.evaluation import Accuracy
+
+
+def describe(experiment: Experiment) -> dict[str, Any]:
+    """The description of a run: its config, plan, costs, data and versions."""
+    server, plans = experiment.server, experiment.first_plans
+    dense = ClientPlan(0, dict.fromkeys(server.layers.layers, LayerPlan()))
+    fedavg = traffic(dense, server.layers, server.spec.pruning)
+    about = {
+        "config": experiment.config.as_json(),
+        "digest": experiment.config.digest(),
+        "inputs": fingerprint(experiment),
+        "layers": list(server.layers.layers),
+        "parameters": sum(w.numel() for w in experiment.client.net.parameters()),
+        "clients": [asdict(cost) for cost in experiment.costs],
+        "coverage": coverage(plans),
+        "labels": experiment.labels.tolist(),
+        # the traffic of one FedAvg client in a round
+        "dense_bytes": {"down": fedavg.down, "up": fedavg.up},
+        "reductions": reductions(plans, server.layers),
+        # how clients are computed
+        "kernel": "stacked" if experiment.client.stacked else "autograd",
+        "versions": versions(),
+        "command": " ".join(["fedp3", *sys.argv[1:]]),
+        "warnings": warnings_of(experiment),
+    }
+    return about if server.budget is None else about | {"privacy": _planned(experiment)}
+
+
+def warnings_of(experiment: Experiment) -> dict[str, str]:
+    """Warnings to everybody who reads the result of this run: id -> text."""
+    warnings = disclosure.warnings(
+        experiment.client, experiment.first_plans, experiment.server.budget
+    )
+    differences = config.overruled(experiment.config)
+    if differences:
+        method = experiment.config.method
+        warnings["M1"] = f"the config differs from the method {method}: {', '.join(differences)}"
+    return warnings
+
+
+def _planned(experiment: Experiment) -> dict[str, Any]:
+    """The mechanism, and what every client will have spent at the end if no round is repeated."""
+    budget = experiment.server.budget
+    assert budget is not None
+    planned = planned_epsilons(budget, experiment.schedule)
+    return _without_infinity(disclosure.described(budget)) | {"planned": _without_infinity(planned)}
+
+
+def versions() -> dict[str, str]:
+    """The versions of what computes this run."""
+    return {
+        "fedp3": __version__,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "numpy": numpy.__version__,
+        "platform": f"{platform.system()} {platform.machine()}",
+    }
+
+
+def result_of(
+    experiment: Experiment,
+    state: ServerState,
+    final: FinalEvaluation,
+    events: Sequence[Mapping[str, Any]],
+    folder: Path | None,
+    extra_seconds: float,
+) -> dict[str, Any]:
+    """The numbers of a finished run.
+
+    Args:
+        experiment: the run.
+        state: the state after the last round.
+        final: the accuracies of the finished model.
+        events: the record of every round.
+        folder: the run folder, if it has one.
+        extra_seconds: the time that was not spent in rounds.
+    """
+
+    def mean(a: Accuracy | None) -> float | None:
+        return a.mean if a else None
+
+    densities = [e["density"] for e in events if e["density"] is not None]
+    kinds = {kind: getattr(final, kind) for kind in ("G", "D", "P")}
+    return {
+        "out": str(folder) if folder else None,
+        "method": experiment.config.method,
+        "rounds": state.t,
+        "model_sha256": model_sha256(state.W),
+        "accuracy_global": mean(final.G),
+        "accuracy_dispatched": mean(final.D),
+        "accuracy_personal": mean(final.P),
+        "accuracy_worst_client": final.G.worst if final.G else None,
+        "mb_up": sum(e["bytes_up"] for e in events) / 1e6,
+        "mb_down": sum(e["bytes_down"] for e in events) / 1e6,
+        "seconds": sum(e["seconds"] for e in events) + extra_seconds,
+        "rejected": sum(len(e["rejected"]) for e in events),
+        "late": sum(len(e["late"]) for e in events),
+        "void": sum(bool(e["void"]) for e in events),
+        "density": sum(densities) / len(densities) if densities else None,
+        "final": {kind: asdict(a) if a is not None else None for kind, a in kinds.items()},
+    }
+
+
+def spent_of(ledger: Ledger | None) -> dict[str, Any]:
+    """What LDP cost each client, and the mechanism that these numbers are about."""
+    if ledger is None:
+        return {"epsilon_max": None}
+    spent = _without_infinity(summary(ledger.epsilons()))
+    return {
+        "epsilon_max": spent["max"],
+        "epsilon": _without_infinity(ledger.epsilons()),
+        "privacy": _without_infinity(disclosure.described(ledger.budget)) | {"spent": spent},
+    }
+
+
+def _without_infinity(values: Mapping[Any, Any]) -> dict[Any, Any]:
+    """JSON has no number for the infinite epsilon of a run without noise."""
+    return {k: None if v == math.inf else v for k, v in values.items()}

@@ -1,0 +1,96 @@
+"""The rounds of a run as rows of a table."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fedp3.core.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+SCORES = ("G", "D", "P")
+
+
+class History(Sequence[dict[str, Any]]):
+    """One row per round: accuracies, loss, traffic and time.
+
+    A row has `round` (from 1), `G`, `D` and `P` (mean accuracy; None if the round was not
+    evaluated), `loss`, `bytes_up`, `bytes_down`, `seconds`, `epsilon` (None without LDP), `void`,
+    and the numbers of clients that were `accepted`, `late` and `rejected`.
+    """
+
+    def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
+        self._rows = [_row(event) for event in events]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._rows[index]
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return iter(self._rows)
+
+    def column(self, name: str) -> list[Any]:
+        """One value per round."""
+        return [row[name] for row in self._rows]
+
+    def to_pandas(self) -> Any:
+        """A pandas data frame, if pandas is installed."""
+        try:
+            import pandas
+        except ImportError:
+            raise InputError("pandas is not installed; add it with: pip install pandas") from None
+        return pandas.DataFrame(self._rows)
+
+    def to_polars(self) -> Any:
+        """A polars data frame, if polars is installed."""
+        try:
+            import polars
+        except ImportError:
+            raise InputError("polars is not installed; add it with: pip install polars") from None
+        return polars.DataFrame(self._rows)
+
+    def plot(self, path: str | Path | None = None) -> "Figure":
+        """A figure of accuracy and training loss by round.
+
+        Args:
+            path: a file to write the figure to as well.
+        """
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(9.0, 3.6), layout="constrained")
+        scores, losses = figure.subplots(1, 2)
+        for kind in SCORES:
+            points = [
+                (row["round"], 100 * row[kind]) for row in self._rows if row[kind] is not None
+            ]
+            if points:
+                scores.plot(*zip(*points, strict=True), marker="o", ms=3.5, label=kind)
+        scores.set(xlabel="round", ylabel="accuracy, %")
+        scores.legend()
+        points = [(row["round"], row["loss"]) for row in self._rows if row["loss"] is not None]
+        if points:
+            losses.plot(*zip(*points, strict=True))
+        losses.set(xlabel="round", ylabel="training loss")
+        if path is not None:
+            figure.savefig(path, dpi=150)
+        return figure
+
+    def __repr__(self) -> str:
+        if not self._rows:
+            return "<History of 0 rounds>"
+        last = next((row for row in reversed(self._rows) if row["G"] is not None), None)
+        score = "" if last is None else f", G {100 * last['G']:.1f} % in round {last['round']}"
+        return f"<History of {len(self._rows)} rounds{score}>"
+
+
+def _row(event: Mapping[str, Any]) -> dict[str, Any]:
+    counts = {name: len(event[name]) for name in ("accepted", "late", "rejected")}
+    scores = {kind: event[kind]["mean"] if event[kind] else None for kind in SCORES}
+    plain = {
+        name: event[name]
+        for name in ("loss", "bytes_up", "bytes_down", "seconds", "epsilon", "void")
+    }
+    return {"round": event["t"] + 1, **scores, **plain, **counts}

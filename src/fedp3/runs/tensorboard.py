@@ -1,0 +1,39 @@
+"""Rounds as TensorBoard scalars, in addition to the record in the run folder."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from fedp3.core.errors import InputError
+from fedp3.server.context import RoundRecord
+
+
+def writer(folder: Path) -> Callable[[RoundRecord], None]:
+    """A function that writes one round; raises if TensorBoard is not installed."""
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError:
+        raise InputError(
+            "TensorBoard is not installed; add it with: pip install 'fedp3[tensorboard]'"
+        ) from None
+    sink = SummaryWriter(str(folder))
+
+    def write(record: RoundRecord) -> None:
+        kinds = {"G": record.G, "D": record.D, "P": record.P}
+        scores = {kind: a for kind, a in kinds.items() if a is not None}
+        scalars = {
+            "train/loss": record.loss,
+            "bytes/up": record.bytes_up,
+            "bytes/down": record.bytes_down,
+            "clients/accepted": len(record.accepted),
+            "clients/late": len(record.late),
+            "clients/rejected": len(record.rejected),
+            "time/seconds": record.seconds,
+            **{f"accuracy/{kind}": a.mean for kind, a in scores.items()},
+            **{f"accuracy/{kind} worst client": a.worst for kind, a in scores.items()},
+        }
+        for name, value in scalars.items():
+            if value is not None:
+                sink.add_scalar(name, value, record.t + 1)
+        sink.flush()
+
+    return write

@@ -1,0 +1,98 @@
+"""What the server knows about a run, its state after t rounds, and the record of one round."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fedp3.client.context import RunSpec
+from fedp3.core.settings import RunSettings
+from fedp3.core.types import LayerMap, Params, Rejection
+from fedp3.planning.client_plans import PlanSettings
+from fedp3.privacy.ledger import Budget
+from fedp3.server.aggregators import Aggregator
+from fedp3.server.evaluation import Accuracy
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerContext:
+    """One run, as the server knows it.
+
+    Args:
+        spec: what clients know too.
+        plan: the rules for plans.
+        run: rounds, participants, quorum and evaluation.
+        aggregator: how updates become the next model.
+        keep: for each client the share of a pruned layer that its device can hold.
+        examples: the number of training samples that each client registered.
+        budget: the privacy limit; None without LDP.
+    """
+
+    spec: RunSpec
+    plan: PlanSettings
+    run: RunSettings
+    aggregator: Aggregator
+    keep: tuple[float, ...]
+    examples: Mapping[int, int]
+    budget: Budget | None = None
+
+    @property
+    def layers(self) -> LayerMap:
+        """The model's layers."""
+        return self.spec.layers
+
+    @property
+    def participants(self) -> int:
+        """How many clients take part in a round, if all are eligible."""
+        return self.run.clients_per_round or len(self.keep)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServerState:
+    """The complete state of a run after t rounds.
+
+    Args:
+        t: the number of finished rounds.
+        W: W_t.
+        aggregator: the state of the aggregator, opaque to everything else.
+        seen: the last round in which each client was accepted.
+        void: the number of void rounds in a row.
+        extra: the tensors of the method's exchange.
+    """
+
+    t: int
+    W: Params
+    aggregator: Any = field(default_factory=dict)
+    seen: Mapping[int, int] = field(default_factory=dict)
+    void: int = 0
+    extra: Params = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundRecord:
+    """What happened in one round."""
+
+    t: int  # from 0
+    sampled: tuple[int, ...]
+    accepted: tuple[int, ...]
+    late: tuple[int, ...]
+    rejected: Mapping[int, Rejection]
+    bytes_down: int
+    bytes_up: int
+    loss: float | None  # mean training loss of the accepted clients
+    density: float | None  # realised density of local pruning
+    void: bool
+    seconds: float
+    G: Accuracy | None = None  # the server's model
+    D: Accuracy | None = None  # as dispatched, before training
+    P: Accuracy | None = None  # after local training, of this round's participants
+    aggregator: Mapping[int, float] = field(default_factory=dict)  # its report for each client
+    epsilon: float | None = None  # under LDP, the largest that any client has spent
+
+
+@dataclass(frozen=True, slots=True)
+class FinalEvaluation:
+    """The accuracies of the finished model over all clients."""
+
+    G: Accuracy | None
+    D: Accuracy | None
+    P: Accuracy | None

@@ -1,0 +1,224 @@
+"""Algorithm 1 over any engine: sample, dispatch, execute, check, aggregate.
+
+`run` yields the new state and the record of every round, so that the caller can save, show or stop
+between two rounds.  Nothing but the state needs to be saved: random draws are addressed by round
+and client, so that no generator has a state.
+"""
+
+import math
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from fedp3.core.errors import RunError
+from fedp3.core.memo import once_per_plan
+from fedp3.core.types import ClientPlan, Execute, Reply, Task
+from fedp3.costs.traffic import traffic
+from fedp3.planning.client_plans import client_plans
+from fedp3.planning.dispatch import dispatched_tasks, global_tasks, training_tasks
+from fedp3.planning.participation import eligible_clients, sample_clients
+from fedp3.planning.pruning import deal_units
+from fedp3.privacy.ledger import Ledger
+from fedp3.server.context import FinalEvaluation, RoundRecord, ServerContext, ServerState
+from fedp3.server.evaluation import Accuracy, accuracy
+from fedp3.server.gate import GateResult, admit, all_finite
+
+
+def plans_for(context: ServerContext, t: int) -> tuple[ClientPlan, ...]:
+    """The plan of every client in round t."""
+    return tuple(
+        deal_units(_plans(context, t), context.spec.pruning.selector, context.participants)
+    )
+
+
+def _plans(
+    context: ServerContext, t: int, clients: Sequence[int] | None = None
+) -> tuple[ClientPlan, ...]:
+    return client_plans(context.plan, context.layers, context.keep, context.spec.seed, t, clients)
+
+
+def _eligible(context: ServerContext, t: int, ledger: Ledger | None) -> list[int]:
+    return eligible_clients(context.examples, t, None if ledger is None else ledger.can_pay)
+
+
+def run_round(
+    context: ServerContext,
+    state: ServerState,
+    execute: Execute,
+    ledger: Ledger | None = None,
+    fleet: Sequence[ClientPlan] | None = None,
+) -> tuple[ServerState, RoundRecord]:
+    """One round of Algorithm 1.
+
+    Args:
+        context: the run.
+        state: the state before the round.
+        execute: the engine.
+        ledger: charged before anything is sent; None without LDP.
+        fleet: the plans of all clients, where they do not change from round to round.
+    """
+    began, t = time.perf_counter(), state.t
+    clients = sample_clients(_eligible(context, t, ledger), context.run, t)  # Alg. 1, l. 4
+    evaluate = _evaluates(context, t)
+    plans = [fleet[i] for i in clients] if fleet is not None else _plans(context, t, clients)
+    dealt = deal_units(plans, context.spec.pruning.selector, len(clients))
+    spec = context.spec
+    tasks = training_tasks(  # Alg. 1, ll. 5-6
+        state.W,
+        dealt,
+        spec.layers,
+        spec.pruning,
+        t,
+        spec.seed,
+        state.seen,
+        evaluate=evaluate,
+        extra=state.extra,
+    )
+    if ledger is not None:
+        ledger.charge(clients, t)
+    new, result = _advance(context, state, tasks, execute(tasks))  # Alg. 1, ll. 7-14
+    record = _record(context, t, tasks, result, new)
+    if evaluate:
+        G, D = _global_and_dispatched(context, new, execute, plans_for(context, new.t))
+        record = replace(record, G=G, D=D, P=accuracy(u.update for u in result.accepted))
+    if ledger is not None:
+        record = replace(record, epsilon=ledger.epsilon_max())
+    return new, replace(record, seconds=time.perf_counter() - began)
+
+
+def run(
+    context: ServerContext, state: ServerState, execute: Execute, ledger: Ledger | None = None
+) -> Iterator[tuple[ServerState, RoundRecord]]:
+    """Rounds until T, or until no client has privacy budget left.
+
+    Raises:
+        RunError: after `max_void` void rounds in a row.
+    """
+    fleet = None if context.plan.redraw else _plans(context, 0)
+    while state.t < context.run.rounds and (ledger is None or _eligible(context, state.t, ledger)):
+        state, record = run_round(context, state, execute, ledger, fleet)
+        yield state, record
+        if record.void and state.void >= context.run.max_void:
+            raise RunError(
+                f"{state.void} rounds in a row had fewer than {context.run.quorum} usable updates; "
+                f"the last reasons: {_reasons(record)}"
+            )
+
+
+def finish(
+    context: ServerContext,
+    state: ServerState,
+    execute: Execute,
+    ledger: Ledger | None = None,
+    last: RoundRecord | None = None,
+) -> FinalEvaluation:
+    """G, D and P over all clients once training is over.
+
+    P trains, so that under LDP it is charged like a round.
+
+    Args:
+        context: the run.
+        state: the state after the last round.
+        execute: the engine.
+        ledger: charged for P; None without LDP.
+        last: the record of the last round; what it measured is not measured again.
+    """
+    everyone = plans_for(context, state.t)
+    if last is not None and last.t + 1 == state.t and last.G is not None and last.D is not None:
+        G: Accuracy | None = last.G
+        D: Accuracy | None = last.D
+    else:
+        G, D = _global_and_dispatched(context, state, execute, everyone)
+    clients = _eligible(context, state.t, ledger)
+    if ledger is not None:
+        ledger.charge(clients, state.t)
+    probes = _dispatched(context, state, [everyone[i] for i in clients], probe=True)
+    return FinalEvaluation(G, D, P=accuracy(execute(probes)))
+
+
+def _global_and_dispatched(
+    context: ServerContext, state: ServerState, execute: Execute, everyone: Sequence[ClientPlan]
+) -> tuple[Accuracy | None, Accuracy | None]:
+    """G and D; if every layer is sent dense, a device has the server's model, and D is G."""
+    G = accuracy(execute(global_tasks(state.W, everyone, state.t, state.seen)))
+    if all(p.send == "dense" for plan in everyone for p in plan.layers.values()):
+        return G, G
+    return G, accuracy(execute(_dispatched(context, state, everyone, probe=False)))
+
+
+def _evaluates(context: ServerContext, t: int) -> bool:
+    every = context.run.eval_every
+    return t + 1 == context.run.rounds or (every > 0 and (t + 1) % every == 0)
+
+
+def _dispatched(
+    context: ServerContext, state: ServerState, plans: Sequence[ClientPlan], *, probe: bool
+) -> list[Task]:
+    spec = context.spec
+    tasks = dispatched_tasks(
+        state.W, plans, spec.layers, spec.pruning, state.t, spec.seed, state.seen, probe=probe
+    )
+    return [replace(task, extra=state.extra) for task in tasks] if probe else tasks
+
+
+def _advance(
+    context: ServerContext, state: ServerState, tasks: Sequence[Task], replies: Iterable[Reply]
+) -> tuple[ServerState, GateResult]:
+    """W_{t+1}, or W_t bit for bit if too few updates were accepted or the sum overflows."""
+    result = GateResult()
+    updates = admit(replies, tasks, context.spec, context.examples, state.extra, result)
+    W, aggregator_state = context.aggregator.apply(state.W, updates, state.aggregator)
+    for _ in updates:  # an aggregator may stop early; the gate must see every reply
+        pass
+    result.late.sort()
+    # sums of finite numbers can be infinite
+    if len(result.accepted) < context.run.quorum or not all_finite(W):
+        return replace(state, t=state.t + 1, void=state.void + 1), result
+    extra, exchange = state.extra, context.spec.hooks.exchange
+    if exchange is not None:
+        combined = exchange.combine(
+            extra, [u.update.extra for u in result.accepted], len(context.keep)
+        )
+        extra = combined if all_finite(combined) else extra
+    seen = {**state.seen, **{u.client: state.t for u in result.accepted}}
+    new = ServerState(
+        t=state.t + 1, W=W, aggregator=aggregator_state, seen=seen, void=0, extra=extra
+    )
+    return new, result
+
+
+def _record(
+    context: ServerContext, t: int, tasks: Sequence[Task], result: GateResult, new: ServerState
+) -> RoundRecord:
+    spec = context.spec
+    bytes_of = once_per_plan(
+        lambda plan: traffic(plan, spec.layers, spec.pruning, spec.compression)
+    )
+
+    def mean(metric: str) -> float | None:
+        values = [u.update.metrics[metric] for u in result.accepted if metric in u.update.metrics]
+        return math.fsum(values) / len(values) if values else None
+
+    # the tensors of an exchange have the same shapes in both directions
+    extra = 4 * sum(w.numel() for w in new.extra.values())
+    return RoundRecord(
+        t=t,
+        sampled=tuple(task.plan.client for task in tasks),
+        accepted=tuple(u.client for u in result.accepted),
+        late=tuple(result.late),
+        rejected=result.rejected,
+        bytes_down=sum(bytes_of(task.plan).down + extra for task in tasks),
+        bytes_up=sum(bytes_of(u.plan).up + extra for u in result.accepted),
+        loss=mean("loss"),
+        density=mean("density"),
+        void=new.void > 0,
+        seconds=0.0,
+        aggregator=context.aggregator.report(new.aggregator),
+    )
+
+
+def _reasons(record: RoundRecord) -> str:
+    reasons = [f"client {i}: {r.text}" for i, r in list(record.rejected.items())[:3]]
+    if record.late:
+        reasons.append(f"{len(record.late)} late")
+    return "; ".join(reasons) or "nobody answered"

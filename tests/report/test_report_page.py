@@ -1,0 +1,290 @@
+"""The report in headless Chromium: it opens, works and stays harmless."""
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_report import HOSTILE, make_run
+
+from fedp3.report import write_report
+
+sync_api = pytest.importorskip("playwright.sync_api")
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+MB = 1_000_000
+HANGS = 180_000  # milliseconds: a guard against hanging, not a limit of speed
+TEXTS = (
+    "h1",
+    "nav a",
+    "dt",
+    ".cards small",
+    ".pill",
+    ".pill.open",
+    ".sort",
+    "td",
+    "caption",
+    ".reasons li",
+    "figcaption",
+    "svg .tick",
+    ".legend li",
+    ".config .differs dd",
+    "code",
+    ".facts dd",
+    ".toggle",
+    "output",
+)
+
+
+@dataclass
+class Opened:
+    """A page and what it did."""
+
+    page: Any
+    errors: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    path = next(filter(None, map(shutil.which, BROWSERS)), None)
+    if path is None:
+        message = (
+            f"no browser: none of {', '.join(BROWSERS)} is installed "
+            "(on Debian: apt-get install chromium)"
+        )
+        pytest.fail(message) if os.environ.get("CI") == "true" else pytest.skip(message)
+    with sync_api.sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(
+            executable_path=path, args=["--no-sandbox", "--disable-gpu"]
+        )
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def visit(browser: Any) -> Iterator[Callable[..., Opened]]:
+    """`visit(path, scheme)` opens a page.
+
+    When the test ends, nothing may have failed, and only the file itself may have been requested.
+    """
+    visited: list[tuple[Opened, str]] = []
+
+    def go(path: Path, scheme: str = "light") -> Opened:
+        page = browser.new_page(color_scheme=scheme, viewport={"width": 1280, "height": 900})
+        opened = Opened(page)
+        page.on(
+            "console",
+            lambda m: opened.errors.append(m.text) if m.type in ("error", "warning") else None,
+        )
+        page.on("pageerror", lambda e: opened.errors.append(str(e)))
+        page.on("dialog", lambda d: (opened.errors.append(f"dialog {d.message}"), d.dismiss()))
+        page.on("request", lambda r: opened.requests.append(r.url))
+        page.goto(path.as_uri(), timeout=HANGS)
+        visited.append((opened, page.url))
+        return opened
+
+    yield go
+    for opened, url in visited:
+        assert opened.errors == []
+        assert opened.requests == [url]
+        opened.page.close()
+
+
+def column(page: Any, k: int, table: str = "#clients-0") -> list[str]:
+    cells: list[str] = page.locator(f"{table} tbody tr:visible").evaluate_all(
+        "(rows, k) => rows.map(r => r.cells[k].textContent)", k
+    )
+    return cells
+
+
+def contrast(page: Any, query: str) -> float:
+    """The contrast of an element's text to what lies behind it, as WCAG counts it."""
+    ratio: float = page.locator(query).first.evaluate(
+        """e => {
+          const light = css => {
+            const [r, g, b] = css.match(/[\\d.]+/g).map(v => v / 255)
+              .map(v => v <= .03928 ? v / 12.92 : ((v + .055) / 1.055) ** 2.4);
+            return .2126 * r + .7152 * g + .0722 * b;
+          };
+          const style = getComputedStyle(e);
+          const ink = light(e instanceof SVGElement ? style.fill : style.color);
+          const background = element => getComputedStyle(element).backgroundColor;
+          let behind = e;
+          while (background(behind) === "rgba(0, 0, 0, 0)") behind = behind.parentElement;
+          const ground = light(background(behind));
+          return (Math.max(ink, ground) + .05) / (Math.min(ink, ground) + .05);
+        }"""
+    )
+    return ratio
+
+
+def test_the_page_is_legible_in_light_and_dark(
+    tmp_path: Path, visit: Callable[..., Opened]
+) -> None:
+    runs = [
+        make_run(tmp_path / "a", reason="NaN"),
+        make_run(tmp_path / "b", seed=1, finished=False),
+    ]
+    path = write_report(runs)
+    grounds = []
+    for scheme in ("light", "dark"):
+        page = visit(path, scheme).page
+        grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
+        for query in TEXTS:
+            assert contrast(page, query) >= 4.5, (scheme, query)
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert grounds[0] != grounds[1]
+
+
+def test_clients_sort_by_mouse_and_keyboard_with_unknown_values_last(
+    tmp_path: Path, visit: Callable[..., Opened]
+) -> None:
+    folder = make_run(tmp_path / "a", names=range(12))
+    result = (folder / "result.json").read_text()
+    (folder / "result.json").write_text(
+        result.replace('"7":', '"gone":')
+    )  # client 7 was not scored
+    page = visit(write_report([folder])).page
+    heads = page.locator("#clients-0 th button").all_text_contents()
+    assert column(page, 0) == [str(i) for i in range(12)]
+
+    def number(text: str) -> float:
+        return float(text.replace(",", "").split("\u00a0")[0])
+
+    for name in ("Parameters", "G"):
+        k, button = (
+            heads.index(name),
+            page.locator(f"#clients-0 th:nth-child({heads.index(name) + 1}) button"),
+        )
+        for press, state in (
+            (button.click, "ascending"),
+            (lambda b=button: b.press("Enter"), "descending"),
+        ):
+            press()
+            assert page.locator("#clients-0 th[aria-sort]").evaluate_all(
+                "e => e.map(t => t.ariaSort)"
+            ) == [state]
+            values = column(page, k)
+            known = [number(v) for v in values if v != "–"]
+            assert known == sorted(known, reverse=state == "descending")
+            assert "–" not in values[: len(known)] and len(known) == (11 if name == "G" else 12)
+    page.locator("#clients-0 th:first-child button").press("Enter")
+    assert column(page, 0) == [str(i) for i in range(12)]  # 2 before 10
+
+
+def test_clients_are_found_by_name_and_by_layer(
+    tmp_path: Path, visit: Callable[..., Opened]
+) -> None:
+    page = visit(write_report([make_run(tmp_path / "a", names=range(12))])).page
+    search = page.get_by_label("Search")
+    search.fill("11")
+    assert column(page, 0) == ["11"] and page.locator("output").text_content() == "1 of 12 clients"
+    search.fill("FC2")
+    shown = column(page, 0)
+    assert 0 < len(shown) < 12 and all("fc2" in layers for layers in column(page, 2))
+    search.fill("")
+    assert len(column(page, 0)) == 12
+
+
+def test_a_run_can_be_hidden_from_the_charts(tmp_path: Path, visit: Callable[..., Opened]) -> None:
+    page = visit(write_report([make_run(tmp_path / "a"), make_run(tmp_path / "b", seed=1)])).page
+    button = page.get_by_role("button", name="b", exact=True)
+    lines = page.locator("figure g.line.r1")
+    assert lines.count() >= 7 and lines.first.is_visible()
+    button.click()
+    assert button.get_attribute("aria-pressed") == "false"
+    assert not any(lines.nth(k).is_visible() for k in range(lines.count()))
+    assert page.locator("figure g.line.r0").first.is_visible()
+    page.locator("svg[data-chart=accuracy-0]").hover()
+    assert page.locator("#tip p").count() == 1
+    button.press("Enter")
+    assert lines.first.is_visible()
+
+
+def test_hovering_tells_the_values_under_the_pointer(
+    tmp_path: Path, visit: Callable[..., Opened]
+) -> None:
+    page = visit(write_report([make_run(tmp_path / "a")])).page
+    tip = page.locator("#tip")
+    assert tip.is_hidden()
+    chart = page.locator("svg[data-chart=accuracy-0]")
+    box = chart.bounding_box()
+    chart.hover(position={"x": box["width"] - 16, "y": box["height"] / 2})
+    assert "round 6" in tip.inner_text() and tip.inner_text().count("%") == 3
+    plan = page.locator("svg[data-grid=plan-0]")
+    left, top, across, down = page.evaluate("data['plan-0'].box")
+    scale = plan.bounding_box()["width"] / plan.evaluate("e => e.viewBox.baseVal.width")
+    plan.hover(position={"x": scale * (left + 2.5 * across), "y": scale * (top + 1.5 * down)})
+    text = tip.inner_text()
+    assert (
+        "client 2, layer fc2" in text
+        and "keep" in text
+        and "400\u00a0kB down, 200\u00a0kB up" in text
+    )
+    page.mouse.move(2, 2)
+    assert tip.is_hidden()
+
+
+def test_hostile_names_and_reasons_do_nothing(tmp_path: Path, visit: Callable[..., Opened]) -> None:
+    names = [HOSTILE, *range(1, 6)]
+    layers = (f"{HOSTILE}.w", "fc2", "fc3", "head")
+    bad = tmp_path / "<img src=x onerror=window.hurt=1>"
+    runs = [make_run(bad, names=names, layers=layers, reason=HOSTILE), make_run(tmp_path / "b")]
+    page = visit(write_report(runs, tmp_path / "page.html")).page
+    for query in ("svg[data-grid=plan-0]", "svg[data-chart=accuracy-0]"):
+        page.locator(query).hover(position={"x": 260, "y": 20})
+        assert page.locator("#tip").is_visible()
+    page.locator("#find-0").fill("<img")
+    assert HOSTILE in column(page, 0)
+    assert page.evaluate("window.hurt") is None and page.locator("img").count() == 0
+    assert page.locator("script").count() == 2
+
+
+def test_the_policy_stops_markup_that_slipped_through(tmp_path: Path, browser: Any) -> None:
+    path = write_report([make_run(tmp_path / "a")])
+    html = path.read_text().replace("<main", f"<script>window.hurt=1</script>{HOSTILE}<main", 1)
+    path.write_text(html)
+    page = browser.new_page()
+    page.goto(path.as_uri(), timeout=HANGS)
+    assert page.locator("img").count() == 1  # it is there, and did nothing
+    assert page.evaluate("window.hurt") is None
+    page.close()
+
+
+def test_five_hundred_clients_by_sixty_layers_open_from_under_two_mb(
+    tmp_path: Path, visit: Callable[..., Opened]
+) -> None:
+    layers = [f"block{j // 4}.conv{j % 4}" for j in range(59)] + ["head"]
+    folder = make_run(
+        tmp_path / "big", names=range(500), layers=layers, rounds=300, eval_every=50, reason="stale"
+    )
+    about = json.loads((folder / "run.json").read_text())
+    for i, client in enumerate(
+        about["clients"]
+    ):  # the worst case: no two clients and no two layers cost the same
+        client["keep"] = {
+            l: k if k == 1 else 0.1 + 0.8 * i / 500 for l, k in client["keep"].items()
+        }
+        client["layer_bytes"] = {
+            l: [9 * (60 * i + j) ** 2, 7 * (i + 500 * j)] for j, l in enumerate(layers)
+        }
+    (folder / "run.json").write_text(json.dumps(about))
+    path = write_report([folder])
+    assert path.stat().st_size < 2 * MB
+    page = visit(path).page
+    assert len(column(page, 0)) == 500
+    page.locator("#find-0").fill("499")
+    assert column(page, 0) == ["499"]
+    page.locator("svg[data-grid=plan-0]").hover()
+    assert "layer" in page.locator("#tip").inner_text()
+
+
+def test_a_run_without_a_single_round_opens(tmp_path: Path, visit: Callable[..., Opened]) -> None:
+    page = visit(write_report([make_run(tmp_path / "a", rounds=1, finished=False)])).page
+    assert page.get_by_text("not evaluated yet").count() >= 1
+    page.locator("svg[data-chart=accuracy-0]").hover()
+    assert page.locator("#tip").is_hidden()
