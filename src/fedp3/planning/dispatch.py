@@ -1,7 +1,6 @@
 """What the server sends to each client, for training (Alg. 1, ll. 5-6) or evaluation."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 from torch import Tensor
 
@@ -129,5 +128,17 @@ def training_tasks(
     extra: Params,
 ) -> list[Task]:
     """Tasks that train (Alg. 1, ll. 5-6); with `evaluate` clients also score the trained model."""
-    tasks = dispatched_tasks(W, plans, layers, settings, t, seed, seen, probe=False)
-    return [replace(task, kind="train", evaluate=evaluate, extra=extra) for task in tasks]
+    sent = dispatch(W, plans, layers, settings, t, seed)
+    return [
+        Task(
+            t=t,
+            plan=plan,
+            weights=weights,
+            masks=masks,
+            kind="train",
+            evaluate=evaluate,
+            state_from=seen.get(plan.client, -1),
+            extra=extra,
+        )
+        for plan, (weights, masks) in zip(plans, sent, strict=True)
+    ]

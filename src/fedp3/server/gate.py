@@ -101,10 +101,19 @@ def admit(
             text = f"what its compressed upload stands for {NOT_FINITE}"
             result.rejected[accepted.client] = Rejection(RejectionCode.NOT_FINITE, text)
             continue
-        exchanged = {n: update.extra[n] for n in extra}
-        without_tensors = replace(update, tensors={}, extra=exchanged)
-        result.accepted.append(replace(accepted, update=without_tensors))
-        yield replace(accepted, update=replace(update, tensors=tensors))
+        without_tensors = ClientUpdate(
+            client=update.client,
+            t=update.t,
+            tensors={},
+            examples=update.examples,
+            metrics=update.metrics,
+            extra={n: update.extra[n] for n in extra},
+        )
+        result.accepted.append(AcceptedUpdate(without_tensors, accepted.plan, accepted.masks))
+        if tensors is update.tensors:
+            yield accepted
+        else:
+            yield replace(accepted, update=replace(update, tensors=tensors))
 
 
 def _in_client_order(
