@@ -72,7 +72,7 @@ def stream(seed: int, use: Stream, *address: int) -> torch.Generator:
 
 
 def numpy_stream(seed: int, use: Stream, *address: int) -> np.random.Generator:
-    """Return a numpy generator of the same address, for distributions that torch lacks."""
+    """Return a numpy generator seeded by the same address, for distributions that torch lacks."""
     return np.random.Generator(np.random.PCG64(_entropy(seed, use, address)))
 
 

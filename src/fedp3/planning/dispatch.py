@@ -6,7 +6,7 @@ from torch import Tensor
 
 from fedp3.core import masks as M
 from fedp3.core.memo import once_per_plan
-from fedp3.core.types import ClientPlan, Layer, LayerMap, LayerPlan, Masks, Params, Task
+from fedp3.core.types import ClientPlan, Kind, Layer, LayerMap, LayerPlan, Masks, Params, Task
 from fedp3.planning.prune_settings import SELECTORS, PruneSettings
 from fedp3.planning.pruning import Memo, masks_for
 
@@ -95,24 +95,15 @@ def dispatched_tasks(
     seen: Mapping[int, int],
     *,
     probe: bool,
+    extra: Params | None = None,
 ) -> list[Task]:
     """Tasks that score the dispatched model.
 
     Clients score it unchanged (D), or with `probe` after a local update that is discarded (P).
     """
     sent = dispatch(W, plans, layers, settings, t, seed)
-    return [
-        Task(
-            t=t,
-            plan=plan,
-            weights=weights,
-            masks=masks,
-            kind="probe" if probe else "evaluate",
-            evaluate=True,
-            state_from=seen.get(plan.client, -1),
-        )
-        for plan, (weights, masks) in zip(plans, sent, strict=True)
-    ]
+    kind: Kind = "probe" if probe else "evaluate"
+    return _pruned_tasks(plans, sent, t, seen, kind=kind, evaluate=True, extra=extra or {})
 
 
 def training_tasks(
@@ -129,13 +120,26 @@ def training_tasks(
 ) -> list[Task]:
     """Tasks that train (Alg. 1, ll. 5-6); with `evaluate` clients also score the trained model."""
     sent = dispatch(W, plans, layers, settings, t, seed)
+    return _pruned_tasks(plans, sent, t, seen, kind="train", evaluate=evaluate, extra=extra)
+
+
+def _pruned_tasks(
+    plans: Sequence[ClientPlan],
+    sent: Sequence[tuple[Params, Masks]],
+    t: int,
+    seen: Mapping[int, int],
+    *,
+    kind: Kind,
+    evaluate: bool,
+    extra: Params,
+) -> list[Task]:
     return [
         Task(
             t=t,
             plan=plan,
             weights=weights,
             masks=masks,
-            kind="train",
+            kind=kind,
             evaluate=evaluate,
             state_from=seen.get(plan.client, -1),
             extra=extra,

@@ -155,10 +155,17 @@ def _dispatched(
     context: ServerContext, state: ServerState, plans: Sequence[ClientPlan], *, probe: bool
 ) -> list[Task]:
     spec = context.spec
-    tasks = dispatched_tasks(
-        state.W, plans, spec.layers, spec.pruning, state.t, spec.seed, state.seen, probe=probe
+    return dispatched_tasks(
+        state.W,
+        plans,
+        spec.layers,
+        spec.pruning,
+        state.t,
+        spec.seed,
+        state.seen,
+        probe=probe,
+        extra=state.extra if probe else None,
     )
-    return [replace(task, extra=state.extra) for task in tasks] if probe else tasks
 
 
 def _advance(
