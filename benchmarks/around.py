@@ -1,5 +1,6 @@
 """Overhead of a round: the time of recorded and checkpointed rounds that clients do not train."""
 
+import gc
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -46,6 +47,7 @@ def overhead(e: Experiment, rounds: int) -> float:
 
     run = replace(e.server.run, rounds=rounds + 1)
     e = replace(e, server=replace(e.server, run=run))
+    gc.collect()  # a full collection takes as long as five tiny rounds; imports and set-up cause it
     with tempfile.TemporaryDirectory() as folder:
         in_process.attempt_all = timed
         try:

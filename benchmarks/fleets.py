@@ -5,7 +5,7 @@ from torch import nn
 
 from fedp3 import config
 from fedp3.data import from_tensors
-from fedp3.experiment.assemble import Experiment, assemble_own
+from fedp3.experiment.assemble import Experiment, assemble_from
 from fedp3.models.zoo import ModelSettings, ModelSpec, build
 from fedp3.planning.participation import eligible_clients, sample_clients
 
@@ -35,7 +35,7 @@ def fleet(
         "run.eval_every=0",
         "run.rounds=1000000",
     ]
-    return assemble_own(
+    return assemble_from(
         config.parse({}, [*settings, *overrides]), net, from_tensors(x, y, classes=10)
     )
 

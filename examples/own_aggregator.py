@@ -6,8 +6,6 @@ As a file of a run:  fedp3 run my.toml aggregate.rule=median --use examples/own_
 import torch
 
 import fedp3
-from fedp3.core.masks import as_bool
-from fedp3.data import load
 
 
 @fedp3.register.aggregator("median")
@@ -16,7 +14,9 @@ def median(settings: fedp3.AggregateSettings, spec: fedp3.RunSpec) -> fedp3.Aggr
         received, new = list(updates), dict(W)
         for layer in spec.layers.layers:
             for name, uploads in fedp3.uploads_of(received, layer, spec).items():
-                masked = [w.masked_fill(~as_bool(m, w.shape), torch.nan) for _, w, m in uploads]
+                masked = [
+                    w.masked_fill(~fedp3.as_bool(m, w.shape), torch.nan) for _, w, m in uploads
+                ]
                 middle = torch.stack(masked or [W[name]]).nanmedian(0).values
                 new[name] = torch.where(middle.isnan(), W[name], middle)  # nobody uploaded it
         return new, state
@@ -30,7 +30,7 @@ def main() -> fedp3.Result:
     )
     run = {"rounds": 20, "clients_per_round": 8, "eval_every": 10}
     train = {"aggregate": {"rule": "median"}, "plan": {"layers": "full"}, "local": {"lr": 0.2}}
-    result = fedp3.run(net, load("digits"), run=run, **train)
+    result = fedp3.run(net, fedp3.load_dataset("digits"), run=run, **train)
     print(f"accuracy {100 * result.accuracy['G']:.1f} %")
     return result
 

@@ -25,7 +25,7 @@ from fedp3.core.types import AcceptedUpdate, ClientUpdate, Execute, Params, Repl
 from fedp3.engines.base import Engine, States
 from fedp3.engines.catalogue import make_engine
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment, assemble_own
+from fedp3.experiment.assemble import Experiment, assemble_from
 from fedp3.models.zoo import ModelSettings, ModelSpec, build
 from fedp3.runs import session
 from fedp3.server.aggregators import AggregateSettings, uploaded_mask
@@ -56,7 +56,7 @@ def experiment(settings: AggregateSettings) -> Experiment:
     )  # fmt: skip
     fleet = world("mlp", 4, seed=5)
     net = build(ModelSpec((1, 3, 3), CLASSES, ModelSettings(name="mlp", width=0.006)), 7)
-    return assemble_own(c, net, fleet.data, shards=fleet.shards)
+    return assemble_from(c, net, fleet.data, shards=fleet.shards)
 
 
 def last_state(e: Experiment, execute: Execute) -> ServerState:

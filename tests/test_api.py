@@ -300,7 +300,7 @@ def test_a_run_stopped_in_its_first_round_begins_again_from_its_w0(data, tmp_pat
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("fedp3.runs.session.drive", killed)
+        patched.setattr("fedp3.runs.session.run_rounds", killed)
         with pytest.raises(KeyboardInterrupt):
             fedp3.run(smooth(), data, out=tmp_path / "r", **SETTINGS)
     other = smooth()

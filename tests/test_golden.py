@@ -257,7 +257,7 @@ def test_flower_messages_in_place_end_at_the_pinned_bits(case: str) -> None:
     app = client_app(configured(experiment.config), carried=True)
     with in_a_run():
         grid = FakeGrid(app, [{"partition-id": i} for i in range(len(experiment.server.keep))])
-        result = session.drive(experiment, over(grid, wire, Roster(), States())).result
+        result = session.run_rounds(experiment, over(grid, wire, Roster(), States())).result
     assert outcome(dict(result)) == pinned(case)
 
 

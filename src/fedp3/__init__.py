@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from fedp3.api import Plan as Plan
     from fedp3.api import Result as Result
     from fedp3.api import load_config as load_config
+    from fedp3.api import load_dataset as load_dataset
     from fedp3.api import make_config as make_config
     from fedp3.api import plan as plan
     from fedp3.api import register as register
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from fedp3.core.errors import FedP3Error as FedP3Error
     from fedp3.core.errors import InputError as InputError
     from fedp3.core.errors import RunError as RunError
+    from fedp3.core.masks import as_bool as as_bool
     from fedp3.core.settings import RunSettings as RunSettings
     from fedp3.core.types import AcceptedUpdate as AcceptedUpdate
     from fedp3.core.types import ClientPlan as ClientPlan
@@ -65,7 +67,8 @@ if TYPE_CHECKING:
     from fedp3.server.evaluation import Accuracy as Accuracy
 
 _HOMES = {
-    "fedp3.api": "Plan Result load_config make_config plan register resume run",
+    "fedp3.api": "Plan Result load_config load_dataset make_config plan register resume run",
+    "fedp3.core.masks": "as_bool",
     "fedp3.client.batching": "LocalSettings",
     "fedp3.client.context": "RunSpec",
     "fedp3.client.hooks": "Exchange Hooks LossInputs Pass",

@@ -29,7 +29,7 @@ from fedp3.costs.table import ClientCost
 from fedp3.data import DATASETS, Dataset
 from fedp3.data.partition import PARTITIONS
 from fedp3.engines.catalogue import check_engine, make_engine
-from fedp3.experiment.assemble import Experiment, assemble, assemble_own
+from fedp3.experiment.assemble import Experiment, assemble, assemble_from
 from fedp3.messages.compression import COMPRESSORS
 from fedp3.methods import METHODS
 from fedp3.models.zoo import MODELS
@@ -250,7 +250,7 @@ def run(
         )
     settings = {**settings, **{s: {**settings.get(s, {}), "name": OWN} for s in ("data", "model")}}
     config = configs.parse(settings, where="fedp3.run")
-    experiment = assemble_own(config, model, _dataset(data), layers)
+    experiment = assemble_from(config, model, _dataset(data), layers)
     make = partial(_engine, workers=workers, engine=engine, plugins=plugins)
     return _train(
         experiment, out, make, resume=resume, own_model=True, plugins=plugins, on_round=on_round
@@ -318,8 +318,26 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return configs.load(Path(path), overrides)
 
 
+def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
+    """Load a registered data set; its published train and test parts are one pool.
+
+    Args:
+        name: its name, as in `data.name` of a config.
+        data_dir: the data folder to search first.
+
+    Example:
+        >>> import fedp3
+        >>> fedp3.load_dataset("digits").classes
+        10
+    """
+    return datasets.load(name, None if data_dir is None else Path(data_dir))
+
+
 def make_config(*overrides: str, **sections: Any) -> Config:
-    """A config from settings, with the defaults of its method filled in.
+    """Build a config from sections and overrides.
+
+    Overrides win over sections, sections over the method's settings, and these over the defaults.
+    A ConfigError lists all mistakes.
 
     Args:
         *overrides: `section.key=value`, as on the command line.

@@ -12,7 +12,7 @@ from fedp3.core.types import Failure, RejectionCode
 from fedp3.engines.catalogue import ENGINES, make_engine
 from fedp3.engines.in_process import debug, sequential
 from fedp3.experiment.assemble import assemble
-from fedp3.runs.session import drive
+from fedp3.runs.session import run_rounds
 from fedp3.server.rounds import run_round
 from worlds import same
 
@@ -33,7 +33,7 @@ def failing_loss(net, x, y, inputs):
 def trained(experiment, engine: str):
     running = make_engine(experiment, 1, engine=engine)
     try:
-        return drive(experiment, running)
+        return run_rounds(experiment, running)
     finally:
         running.close()
 

@@ -19,11 +19,11 @@ from fedp3.engines.base import States, one_thread
 from fedp3.engines.catalogue import make_engine
 from fedp3.engines.in_process import sequential
 from fedp3.engines.process_pool import pool
-from fedp3.experiment.assemble import assemble, assemble_own
+from fedp3.experiment.assemble import assemble, assemble_from
 from fedp3.planning.dispatch import global_tasks
 from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.settings import Mechanism
-from fedp3.runs.session import drive
+from fedp3.runs.session import run_rounds
 from fedp3.server.rounds import plans_for, run, run_round
 
 SMALL = [
@@ -49,7 +49,7 @@ def all_clients(server):
 
 def final_hash(experiment, engine) -> str:
     try:
-        return drive(experiment, engine).result["model_sha256"]
+        return run_rounds(experiment, engine).result["model_sha256"]
     finally:
         engine.close()
 
@@ -143,7 +143,7 @@ class Breaks(nn.Module):
 def breaking(how: str):
     """Six clients, of which client 2 breaks."""
     x, y = torch.randn(60, 4), torch.arange(60) % 2
-    e = assemble_own(
+    e = assemble_from(
         config.parse(
             {}, ["partition.kind=iid", *SMALL[1:], "run.clients_per_round=0", "plan.layers=full"]
         ),

@@ -14,7 +14,7 @@ from fedp3.engines.process_pool import pool
 from fedp3.experiment.assemble import assemble
 from fedp3.methods import METHODS
 from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
-from fedp3.runs.session import drive
+from fedp3.runs.session import run_rounds
 
 SMALL = [
     "model.width=0.03",
@@ -89,7 +89,7 @@ def write_plugin(folder, tag: str):
 def final_hash(experiment, workers: int, plugins=()) -> str:
     engine = make_engine(experiment, workers, plugins=plugins)
     try:
-        result = drive(experiment, engine).result
+        result = run_rounds(experiment, engine).result
     finally:
         engine.close()
     assert result["rejected"] == 0

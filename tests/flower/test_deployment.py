@@ -25,7 +25,7 @@ from fedp3.deploy.flower_app import write_app
 from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import assemble
 from fedp3.runs import run_folder
-from fedp3.runs.session import drive
+from fedp3.runs.session import run_rounds
 
 HERE = Path(__file__).parent
 SECONDS = 1800  # for what takes one or two minutes on an idle machine
@@ -95,7 +95,9 @@ def hard(tmp_path_factory):
     """The config of the promise, and the model it gives in process."""
     settings = config.parse({}, [*SETTINGS, *HARD])
     experiment = assemble(settings)
-    return settings, json.loads(json.dumps(drive(experiment, make_engine(experiment, 1)).result))
+    return settings, json.loads(
+        json.dumps(run_rounds(experiment, make_engine(experiment, 1)).result)
+    )
 
 
 def test_three_nodes_and_two_rounds_give_the_bits_of_a_run_in_process(running, hard, tmp_path):
@@ -256,7 +258,7 @@ def test_with_tls_strangers_and_plain_text_are_refused_and_the_round_is_not_touc
         [*SETTINGS, "partition.clients=1", "model.width=0.02", "run.rounds=1", "plan.layers=full"],
     )
     experiment = assemble(settings)
-    expected = drive(experiment, make_engine(experiment, 1)).result
+    expected = run_rounds(experiment, make_engine(experiment, 1)).result
     with cluster(Place(folder=tmp_path / "tls", tls=True), 1) as secure:
         place = secure.place
         make_node_key(tmp_path / "stranger")

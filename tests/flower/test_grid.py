@@ -59,7 +59,7 @@ from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.settings import Mechanism
 from fedp3.runs import checkpoint, writer
 from fedp3.runs.run_folder import read_events
-from fedp3.runs.session import drive
+from fedp3.runs.session import run_rounds
 from fedp3.server.rounds import run_round
 from flower.fakes import FakeGrid, in_a_run, with_content
 from worlds import same
@@ -134,9 +134,9 @@ def reasons(record) -> dict[int, str]:
 
 @pytest.mark.parametrize("carried", [True, False])
 def test_the_model_is_bit_for_bit_that_of_a_run_in_process(carried, experiment, tmp_path):
-    here = drive(experiment, make_engine(experiment, 1)).result
+    here = run_rounds(experiment, make_engine(experiment, 1)).result
     grid = grid_of(experiment, tmp_path, carried)
-    there = drive(
+    there = run_rounds(
         experiment, engine_over(grid, experiment, states=States() if carried else None)
     ).result
     for key in ("model_sha256", "final", "mb_up", "mb_down"):
@@ -151,8 +151,8 @@ def test_every_method_gives_the_bits_of_a_run_in_process(method, tmp_path):
         else []
     )
     experiment = assemble(config.parse({"method": method}, [*SMALL, "run.rounds=2", *devices]))
-    here = drive(experiment, make_engine(experiment, 1)).result
-    there = drive(experiment, engine_over(grid_of(experiment, tmp_path), experiment)).result
+    here = run_rounds(experiment, make_engine(experiment, 1)).result
+    there = run_rounds(experiment, engine_over(grid_of(experiment, tmp_path), experiment)).result
     for key in ("model_sha256", "final", "mb_up", "mb_down", "rejected"):
         assert there[key] == here[key], key
 
@@ -180,7 +180,7 @@ def test_only_the_planned_payload_is_sent_and_the_ledger_counts_it_exactly(exper
 
 def test_what_a_client_keeps_stays_on_its_disk_for_the_last_two_rounds(experiment, tmp_path):
     grid = grid_of(experiment, tmp_path)
-    drive(experiment, engine_over(grid, experiment))
+    run_rounds(experiment, engine_over(grid, experiment))
     for i in range(CLIENTS):
         kept = sorted(p.name for p in (tmp_path / RUN / f"client-{i}").iterdir())
         assert kept == ["state-00000001.safetensors", "state-00000002.safetensors"]
@@ -199,7 +199,7 @@ def test_a_node_whose_disk_was_wiped_is_a_failure_with_the_reason(experiment, tm
 
 
 def test_an_interrupted_run_is_resumed_over_new_nodes_with_the_same_bits(experiment, tmp_path):
-    full = drive(experiment, make_engine(experiment, 1)).result["model_sha256"]
+    full = run_rounds(experiment, make_engine(experiment, 1)).result["model_sha256"]
     pushed = 0
 
     def dies(asked, answer):
@@ -229,7 +229,7 @@ def test_a_checkpoint_that_fails_leaves_the_nodes_with_what_a_resumed_run_needs(
     experiment, tmp_path, monkeypatch
 ):
     """Nodes drop older states when a task arrives: the round before it must be on disk by then."""
-    full = drive(experiment, make_engine(experiment, 1)).result["model_sha256"]
+    full = run_rounds(experiment, make_engine(experiment, 1)).result["model_sha256"]
     save, settings = checkpoint.save_checkpoint, ServeSettings(out=tmp_path / "run", wait=1)
 
     def disk_full(folder, checkpoint, digest):

@@ -57,13 +57,13 @@ def settings(request):
 def assembled(monkeypatch):
     """How often an experiment was assembled on the node."""
     calls = []
-    original = client_app.assemble_own
+    original = client_app.assemble_from
 
     def counted(*arguments):
         calls.append(arguments)
         return original(*arguments)
 
-    monkeypatch.setattr(client_app, "assemble_own", counted)
+    monkeypatch.setattr(client_app, "assemble_from", counted)
     return calls
 
 

@@ -7,7 +7,7 @@ from fedp3 import config
 from fedp3.data import Dataset
 from fedp3.engines.base import Engine, States
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment, assemble_own
+from fedp3.experiment.assemble import Experiment, assemble_from
 from fedp3.methods import METHODS
 from fedp3.methods.fedcr import coded_tail
 from fedp3.models.zoo import ModelSettings, ModelSpec, build
@@ -41,7 +41,7 @@ def experiment(method: str, *overrides: str, stacked: bool = False) -> Experimen
     name = {"mlp": "mlp", "resnet": "resnet18"}[kind_of(method)]
     model = ModelSettings(name=name, width=width)
     net = build(ModelSpec(shape, CLASSES, model, coded_tail(c.hooks.code, model)), 7)
-    e = assemble_own(c, net, data(method), shards=fleet.shards)
+    e = assemble_from(c, net, data(method), shards=fleet.shards)
     return e if stacked else replace(e, client=replace(e.client, stacked=False))
 
 

@@ -15,7 +15,7 @@ from fedp3.core.types import LayerMap, Reply, Task
 from fedp3.costs.traffic import sizes
 from fedp3.data import from_tensors
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import assemble_own
+from fedp3.experiment.assemble import assemble_from
 from fedp3.models import shrinking
 from fedp3.models.layer_map import layer_map
 from fedp3.models.zoo import MODELS, NORMS, ModelSettings, ModelSpec, build, channels_last
@@ -294,7 +294,7 @@ def test_cut_nets_keep_the_layout_and_uploads_lie_as_their_shape_says() -> None:
         {}, [*settings, "partition.clients=4", "partition.kind=iid", "run.clients_per_round=0"]
     )
     data = from_tensors(torch.randn(40, 1, 32, 32), torch.arange(40) % 10, classes=10)
-    e = assemble_own(
+    e = assemble_from(
         c, build(ModelSpec((1, 32, 32), 10, ModelSettings(name="cnn", width=0.1)), 0), data
     )
     replies = []
@@ -333,7 +333,7 @@ def test_a_step_under_a_mask_computes_in_the_layout_of_the_net() -> None:
         {}, [*settings, "partition.clients=2", "partition.kind=iid", "run.clients_per_round=0"]
     )
     data = from_tensors(torch.randn(40, 1, 32, 32), torch.arange(40) % 10, classes=10)
-    e = assemble_own(
+    e = assemble_from(
         c, build(ModelSpec((1, 32, 32), 10, ModelSettings(name="cnn", width=0.1)), 0), data
     )
     seen = []

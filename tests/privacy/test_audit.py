@@ -14,13 +14,12 @@ from fedp3.client.step_source import Gradient
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.core.types import Params
 from fedp3.data import from_tensors
-from fedp3.experiment.assemble import assemble_own
+from fedp3.experiment.assemble import assemble_from
 from fedp3.privacy import mechanism as seams
 from fedp3.privacy.audit import bounds
 from fedp3.privacy.audit.attacks import Finding, Subject, audit, sensitivity
 from fedp3.privacy.audit.neighbours import Bench, bench, tiny
-from fedp3.privacy.ledger import Budget
-from fedp3.privacy.settings import Mechanism
+from fedp3.privacy.settings import Budget, Mechanism
 from worlds import world
 
 SUBJECT = Subject(
@@ -96,7 +95,7 @@ def dropping(seed: int) -> Bench:
         "plan.layers=full",
         "prune.keep=1.0",
     ]
-    e = assemble_own(config.parse({}, settings), net, replace(data, crop=1, flip=True))
+    e = assemble_from(config.parse({}, settings), net, replace(data, crop=1, flip=True))
     assert e.client.local.augment
     return bench(e.client, e.first_plans[0], 6)
 

@@ -13,7 +13,7 @@ from fedp3 import config
 from fedp3.core.errors import InputError
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.data import from_tensors
-from fedp3.experiment.assemble import assemble_own
+from fedp3.experiment.assemble import assemble_from
 from fedp3.privacy import accountant
 from fedp3.privacy.clipping import add_clipped, ghost_pieces
 from fedp3.privacy.mechanism import mechanism_of
@@ -49,7 +49,7 @@ def resolved_mechanism(net: nn.Module, seed: int = 0) -> Mechanism:
     }
     rng = stream(0, Stream.AUDIT)
     data = from_tensors(torch.randn(80, 6, generator=rng), torch.arange(80) % 3, classes=3)
-    mechanism = mechanism_of(assemble_own(config.parse(settings), net, data).client)
+    mechanism = mechanism_of(assemble_from(config.parse(settings), net, data).client)
     assert mechanism is not None
     return mechanism
 

@@ -21,7 +21,7 @@ from fedp3.client.update import local_update
 from fedp3.core.errors import ConfigError, InputError
 from fedp3.core.types import Task
 from fedp3.data import from_tensors
-from fedp3.experiment.assemble import Experiment, assemble_own
+from fedp3.experiment.assemble import Experiment, assemble_from
 from fedp3.planning.dispatch import dispatch
 from fedp3.privacy import accountant, disclosure, requirements
 from fedp3.privacy.budget import count_tasks, plan_budget
@@ -80,7 +80,7 @@ def run(
 
 
 def assembled(model: nn.Module | None = None, **changes: Any) -> Experiment:
-    return assemble_own(
+    return assemble_from(
         config.parse(merged(**changes)), model or net(), from_tensors(X, Y, classes=3)
     )
 
@@ -193,9 +193,23 @@ def batch_normed() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 3))
 
 
+class Buffered(nn.Module):
+    """Has a buffer of its own, which belongs to no norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+        self.register_buffer("positions", torch.ones(6))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.fc(x + self.positions)
+        return h
+
+
 REFUSED: Mapping[str, tuple[dict[str, Any], Callable[[], nn.Module], str]] = {
     "E1 others train": ({"plan": {"others": "train"}}, net, "train without noise"),
     "E2 batch norm": ({}, batch_normed, "statistics over a batch"),
+    "an uploaded buffer": ({}, Buffered, "the buffer positions would be uploaded without noise"),
     "E2 mixing": ({}, Mixer, "depends on the others in its batch"),
     "E4 delta": ({"privacy": {"delta": 0.08}}, net, "is not below 1/m"),
     "too dear": ({"privacy": {"noise_multiplier": 0.3}}, net, "one task of 3 steps"),

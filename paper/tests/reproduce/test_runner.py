@@ -262,5 +262,5 @@ def test_on_three_hidden_layers_opu3_is_fedavg_bit_for_bit():
         experiment = assemble(
             config_of(Cell(BENCH, "classes", variant), "desk", 0, 2, ["partition.clients=6"])
         )
-        ends.append(session.drive(experiment, make_engine(experiment, 1)).state.W)
+        ends.append(session.run_rounds(experiment, make_engine(experiment, 1)).state.W)
     assert all(torch.equal(w, ends[1][n]) for n, w in ends[0].items())

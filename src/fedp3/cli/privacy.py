@@ -33,7 +33,8 @@ def epsilon(
     noise_multiplier: Annotated[
         float,
         typer.Option(
-            "--noise-multiplier", help="Standard deviation z of the noise on a step's sum / clip"
+            "--noise-multiplier",
+            help="Noise multiplier z: standard deviation of the noise divided by the clipping norm",
         ),
     ],
     sample_rate: Rate,

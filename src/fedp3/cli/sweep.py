@@ -24,7 +24,11 @@ def sweep(
     seeds: Annotated[int, typer.Option("--seeds", min=1, help="Seeds per method")] = 1,
     tune: Annotated[
         str,
-        typer.Option("--tune", help="Choose a setting for each method by G: local.lr=0.1,0.2"),
+        typer.Option(
+            "--tune",
+            help="Values of one key to try for each method, as in local.lr=0.1,0.2; the one with "
+            "the best validation accuracy of the server's model is used",
+        ),
     ] = "",
     tune_rounds: Annotated[
         int,

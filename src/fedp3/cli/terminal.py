@@ -58,7 +58,7 @@ def table(
 
 
 def as_json(value: Mapping[str, Any]) -> None:
-    """Print one JSON object as the last line of standard output."""
+    """Print a JSON object on one line of standard output; commands call this last."""
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 

@@ -28,21 +28,30 @@ class LocalSettings:
 
     steps: int = Field(default=10, ge=0, description="local SGD steps, K")
     epochs: int = Field(default=0, ge=0, description="local epochs; if not 0, they replace steps")
-    batch: int = Field(default=48, ge=1, description="batch size")
+    batch: int = Field(
+        default=48,
+        ge=1,
+        description="batch size; under LDP only the number of records processed at once, see "
+        "privacy.sample_rate",
+    )
     lr: float = Field(default=0.05, gt=0, description="learning rate")
     momentum: float = Field(
         default=0.0, ge=0, lt=1, description="momentum; it starts at zero in each round"
     )
     weight_decay: float = Field(default=0.0, ge=0, description="weight decay")
     clip_norm: float = Field(
-        default=10.0, ge=0, description="largest norm of a step's gradient; 0 means no clipping"
+        default=10.0,
+        ge=0,
+        description="clip the gradient of each step to this L2 norm; 0 means no clipping; not used "
+        "under LDP, where privacy.clip applies",
     )
     schedule: Annotated[str, NameIn(SCHEDULES)] = Field(
         default="constant", description="learning rate over the rounds"
     )
     augment: bool = Field(
         default=True,
-        description="random crops and flips of training images, if the data set has them (CIFAR)",
+        description="augment training images with random crops and flips, if the data set defines "
+        "them (CIFAR)",
     )
 
 

@@ -58,7 +58,7 @@ class TrainedClient:
     net: nn.Module  # at the end of training
     start: Params
     end: Params
-    step_budget: float  # number of steps times the learning rate
+    steps_times_lr: float
     sent: Params  # the method's tensors from the server
     state: Params  # the method's tensors that stayed on the client after its last round
     batches: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the training samples once, in order

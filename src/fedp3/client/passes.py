@@ -139,7 +139,7 @@ def _trained_client(
         net=context.net,
         start=start,
         end=end,
-        step_budget=steps * learning_rate(context.local, task.t, context.spec.rounds),
+        steps_times_lr=steps * learning_rate(context.local, task.t, context.spec.rounds),
         sent=task.extra,
         state=_with_prefix(METHOD, state),
         batches=lambda: in_order(context, shard.train),

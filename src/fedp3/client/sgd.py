@@ -100,7 +100,7 @@ def train(
     gradient = source.gradient(
         _loss_gradient(context, shard, task), local, samples, context.seed, *address
     )
-    this = LocalPass(
+    local_pass = LocalPass(
         context=context,
         task=task,
         masks=masks,
@@ -118,17 +118,20 @@ def train(
         x = batch(context.data, indices, augment).to(context.device)
         y = context.data.y[indices].to(context.device)
         q = draw_q(pruning, rng, task.plan)  # Alg. 2, l. 2
-        step = local_pruner.draw(q, task.plan, task.masks, context.layers, rng)
-        if step.units and pruning.shrinks:
+        step_masks = local_pruner.draw(q, task.plan, task.masks, context.layers, rng)
+        if step_masks.units and pruning.shrinks:
             run = _small_step if context.hooks.step is None else context.hooks.step.run
-            loss = run(this, x, y, step.units)
+            loss = run(local_pass, x, y, step_masks.units)
         else:
-            W, active = {n: tensors[n] for n in trained}, _step_masks(masks, step, trained, context)
-            with _masked_weights(context, tensors, step):
-                loss, grads = gradient(context.net, x, y, W, active)  # Alg. 2, l. 3
-            sgd_step(this, W, grads, this.velocity, active, proximal)
+            W, active = (
+                {n: tensors[n] for n in trained},
+                _step_masks(masks, step_masks, trained, context),
+            )
+            with _masked_weights(context, tensors, step_masks):
+                loss, grads = gradient(context.net, x, y, W, active)
+            sgd_step(local_pass, W, grads, local_pass.velocity, active, proximal)  # Alg. 2, l. 3
         losses.append(loss)
-        densities.append(_density(step, task, context.layers))
+        densities.append(_density(step_masks, task, context.layers))
     values = {"loss": losses, "density": densities} if source.is_plain else {"density": densities}
     return {name: math.fsum(steps) / len(steps) for name, steps in values.items() if steps}
 
@@ -155,23 +158,28 @@ def prepare(context: ClientContext, task: Task) -> list[str]:
 # --------------------------------------------------------------------------- smaller networks
 
 
-def _small_step(this: LocalPass, x: Tensor, y: Tensor, units: Mapping[Group, Tensor]) -> float:
+def _small_step(
+    local_pass: LocalPass, x: Tensor, y: Tensor, units: Mapping[Group, Tensor]
+) -> float:
     """One step on the network that ordered dropout leaves, written back into the full one."""
-    context, velocity, layers = this.context, this.velocity, this.context.layers
+    context, velocity, layers = local_pass.context, local_pass.velocity, local_pass.context.layers
     units = {g: indices.to(context.device) for g, indices in units.items()}
     small_context, small, full = extract_units(context, units)
-    trained = prepare(small_context, this.task)
-    W, active = {n: small[n] for n in trained}, shrinking.take_units(this.masks, units, layers)
-    loss, grads = this.gradient(small_context.net, x, y, W, active)
+    trained = prepare(small_context, local_pass.task)
+    W, active = (
+        {n: small[n] for n in trained},
+        shrinking.take_units(local_pass.masks, units, layers),
+    )
+    loss, grads = local_pass.gradient(small_context.net, x, y, W, active)
     part = shrinking.take_units({n: v for n, v in velocity.items() if n in trained}, units, layers)
-    proximal = this.proximal
+    proximal = local_pass.proximal
     if proximal:
         anchor, shift = (
             shrinking.take_units(tensors, units, layers)
             for tensors in (proximal.anchor, proximal.shift)
         )
         proximal = ProximalTerm(proximal.mu, anchor, shift)
-    sgd_step(this, W, grads, part, active, proximal)
+    sgd_step(local_pass, W, grads, part, active, proximal)
     shrinking.put_back(full, {n: w.detach() for n, w in small.items()}, units, layers)
     if part:
         for n in trained:
@@ -300,7 +308,7 @@ def _loss_gradient(context: ClientContext, shard: Shard, task: Task) -> Gradient
 
 @torch.no_grad()
 def sgd_step(
-    this: LocalPass,
+    local_pass: LocalPass,
     W: Mapping[str, Tensor],
     grads: list[Tensor],
     velocity: dict[str, Tensor],
@@ -308,7 +316,7 @@ def sgd_step(
     proximal: ProximalTerm,
 ) -> None:
     """One step in place; coordinates that are not active stay as they are, with their velocity."""
-    local = this.context.local
+    local = local_pass.context.local
     for (n, w), g in zip(W.items(), grads, strict=True):
         if proximal.mu:
             g.add_(w - proximal.anchor[n], alpha=proximal.mu)
@@ -318,7 +326,7 @@ def sgd_step(
         if n in active:
             g.mul_(active[n].to(g.dtype))  # a product of mixed types is slower than this copy
     # Under LDP, every record's gradient was clipped already.
-    if local.clip_norm and this.context.steps.is_plain:
+    if local.clip_norm and local_pass.context.steps.is_plain:
         norm = float(torch.stack(torch._foreach_norm(grads)).norm())
         if norm > local.clip_norm:
             torch._foreach_mul_(grads, local.clip_norm / (norm + 1e-6))
@@ -331,4 +339,4 @@ def sgd_step(
             new = local.momentum * v + g
             velocity[n] = torch.where(active[n], new, v) if n in active else new
             g.copy_(new * active[n] if n in active else new)
-    torch._foreach_add_(list(W.values()), grads, alpha=-this.lr)
+    torch._foreach_add_(list(W.values()), grads, alpha=-local_pass.lr)

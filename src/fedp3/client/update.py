@@ -63,7 +63,7 @@ def local_update(
 def stacked_updates(context: ClientContext, jobs: Sequence[Job]) -> list[ClientAnswer]:
     """`local_update` for clients with the same `stacked.batch_key`, in one computation.
 
-    The bits are those that each client gets alone.
+    The result is bit-identical to running each client alone.
     """
     starts = [_start(context, job.task, job.state) for job in jobs]
     shrunk = [_shrink(context, job.task, start) for job, start in zip(jobs, starts, strict=True)]

@@ -83,8 +83,8 @@ def _load_entry_points() -> None:
             ) from error
 
 
-def as_json(plugins: Sequence[Plugin]) -> list[dict[str, str]]:
-    """Plugins for run.json."""
+def plugin_records(plugins: Sequence[Plugin]) -> list[dict[str, str]]:
+    """Path and SHA-256 of each plugin file, as run.json stores them."""
     return [{"path": p.path, "sha256": p.sha256} for p in plugins]
 
 

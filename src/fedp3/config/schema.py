@@ -30,7 +30,7 @@ from fedp3.server.aggregators import AggregateSettings
 
 @dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
 class Config:
-    """Everything that determines the result of a run.
+    """All settings of a run, by section.
 
     Example:
         >>> from fedp3 import Config, PruneSettings
@@ -40,7 +40,7 @@ class Config:
 
     method: Annotated[str, NameIn(METHODS)] = Field(
         default="fedp3",
-        description="sets what is commented out below; `fedp3 methods` describes them",
+        description="training method, which sets defaults of other keys; `fedp3 methods` lists all",
     )
     data: DataSettings = Field(default_factory=DataSettings)
     partition: PartitionSettings = Field(default_factory=PartitionSettings)
@@ -60,7 +60,7 @@ class Config:
         return data
 
     def digest(self) -> str:
-        """The identity of this config: equal digests, equal runs."""
+        """SHA-256 of the config as JSON: equal exactly if all settings are equal."""
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()
 
 

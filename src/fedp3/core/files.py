@@ -48,8 +48,8 @@ def write_atomic(path: Path, data: bytes, *, sync_folder: bool = True) -> None:
     Args:
         path: the file to write or replace.
         data: its contents.
-        sync_folder: make sure that the new name survives a power cut.  Without it the name may
-            be lost until the next write to the same folder.
+        sync_folder: also sync the folder, so that the new file survives a power cut.  Without it, a
+            power cut may bring the old file back.
     """
     new = path.with_name(f".{path.name}.new")
     try:

@@ -9,7 +9,10 @@ T = TypeVar("T")
 
 
 def once_per_plan(make: Callable[[ClientPlan], T]) -> Callable[[ClientPlan], T]:
-    """Cache `make` for plans that share one `layers` object, as many plans of a fleet do."""
+    """Cache the results of `make`, one per `plan.layers` (by identity) and `plan.deal`.
+
+    Many plans of a fleet share one `layers` object.  `make` must not depend on `plan.client`.
+    """
     known: dict[tuple[int, tuple[int, int]], tuple[ClientPlan, T]] = {}
 
     def lookup(plan: ClientPlan) -> T:

@@ -22,7 +22,10 @@ class RunSettings:
 
     rounds: int = Field(default=30, ge=1, description="number of communication rounds, T")
     seed: int = Field(
-        default=0, ge=0, description="the one seed from which all random choices are derived"
+        default=0,
+        ge=0,
+        description="seed of all random choices; under LDP, noise and batches come from the "
+        "operating system unless privacy.randomness is 'seeded'",
     )
     clients_per_round: int = Field(
         default=10, ge=0, description="participants per round; 0 means all clients"

@@ -71,7 +71,8 @@ class LayerMap:
         axes: dimensions 0 and 1 of each tensor; a tensor that is absent is connected to no units.
         groups: the groups of units.
         prunable: the weights that unstructured pruning may change.
-        buffers: running statistics; they are averaged, but never trained or pruned by coordinate.
+        buffers: persistent buffers, such as running statistics; they are averaged, but never
+            trained or pruned by coordinate.
         note: why units could not be traced through the network; empty if they could.
         chain: the layers of a plain MLP; None if the network is anything else.
     """
@@ -196,6 +197,11 @@ class AcceptedUpdate:
     def client(self) -> int:
         """The paper's i."""
         return self.plan.client
+
+    @property
+    def examples(self) -> int:
+        """The client's number of training samples, as it reported it."""
+        return self.update.examples
 
 
 class RejectionCode(StrEnum):

@@ -63,7 +63,7 @@ def measure(net: nn.Module, shape: tuple[int, ...]) -> ComputeProfile:
 
 
 def _flops_by_weight(net: nn.Module, counter: FlopCounterMode) -> dict[str, int]:
-    """The FLOPs of each weight.
+    """Forward FLOPs of one example, by weight tensor; only tensors of two or more dimensions count.
 
     The FLOPs of a module, without those of its submodules, are divided among its weights by size.
     """

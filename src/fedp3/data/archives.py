@@ -45,7 +45,9 @@ def untar(archive: Path, inside: str, limits: Mapping[str, int], to: Path) -> No
 
 
 def unzip(archive: Path, inside: str, limits: Mapping[str, int], to: Path) -> None:
-    """Unpack members of a zip file.
+    """Extract the files in `limits` from a zip archive, and ignore all others.
+
+    Raises a DataError if one is missing or too large, or if the archive is damaged.
 
     Args:
         archive: the file.

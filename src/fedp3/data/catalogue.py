@@ -37,7 +37,8 @@ class Row:
         name: its name.
         path: the folder of its files; None if they are not on this machine.
         bytes: its size on this disk; 0 if it comes with a package or is not on this machine.
-        download: the bytes to download; 0 if there is nothing to download.
+        download: the size of its download in bytes, whether or not it is on this machine; 0 if it
+            comes with a package.
         samples: the number of samples.
         classes: the number of classes.
         shape: the shape of one sample.

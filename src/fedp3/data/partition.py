@@ -46,9 +46,13 @@ class PartitionSettings:
         "iid: each client has a random share",
     )
     clients: int = Field(default=20, ge=1, description="number of clients, n")
-    classes: int = Field(default=5, ge=1, description="classes: number of classes per client, c")
+    classes: int = Field(
+        default=5, ge=1, description="with kind = 'classes': number of classes per client, c"
+    )
     alpha: float = Field(
-        default=0.5, gt=0, description="dirichlet: concentration; smaller is more uneven"
+        default=0.5,
+        gt=0,
+        description="with kind = 'dirichlet': concentration; smaller is more uneven",
     )
     sizes: Literal["equal", "lognormal"] | int | tuple[int, ...] = Field(
         default="equal",

@@ -150,7 +150,15 @@ def start_superlink(place: Place) -> subprocess.Popen[bytes]:
 
 
 def start_node(place: Place, i: int, extra: str = "") -> subprocess.Popen[bytes]:
-    """Start a client's process: node i is client i."""
+    """Start the SuperNode of client i.
+
+    With TLS, its key is made and registered first if it has none.
+
+    Args:
+        place: the cluster.
+        i: the client.
+        extra: further `key=value` pairs for `--node-config`.
+    """
     command = ["flower-supernode"]
     if place.tls:
         key = place.folder / "tls" / f"node-{i}"

@@ -25,7 +25,7 @@ from fedp3.data.shards import Shard
 from fedp3.deploy.flower_app import ServeSettings, serve
 from fedp3.engines.flower import node
 from fedp3.engines.flower.client_app import LoadNode, NodeContext
-from fedp3.experiment.assemble import assemble_own
+from fedp3.experiment.assemble import assemble_from
 from fedp3.runs.session import Outcome
 
 
@@ -54,7 +54,7 @@ def run_on_grid(
         wait: seconds to wait for all nodes before the first round.
     """
     data = from_tensors(example.unsqueeze(0), torch.zeros(1, dtype=torch.int64), classes=classes)
-    experiment = assemble_own(config, net, data, shards=_empty_shards(config))
+    experiment = assemble_from(config, net, data, shards=_empty_shards(config))
     return serve(grid, experiment, ServeSettings(out=out, resume=resume, wait=wait))
 
 
@@ -85,7 +85,7 @@ def _own(
     # would be scored, without noise, in another.
     train, test = split(everything, seed=0, client=i, share=config.partition.train_share)
     shard = Shard(torch.from_numpy(train), torch.from_numpy(test))
-    experiment = assemble_own(config, net(), samples, shards={**_empty_shards(config), i: shard})
+    experiment = assemble_from(config, net(), samples, shards={**_empty_shards(config), i: shard})
     return NodeContext(client=i, context=experiment.client, shard=shard, digest=config.digest())
 
 

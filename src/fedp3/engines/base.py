@@ -74,7 +74,11 @@ def one_thread() -> Iterator[None]:
 
 
 def attempt(context: ClientContext, shard: Shard, task: Task, state: ClientState | None) -> Answer:
-    """One client's answer; an exception in its code becomes its failure, and no other client's."""
+    """Run one client's task on one thread.
+
+    An exception becomes a `Failure` with the reason and no state, so that other clients are not
+    affected.
+    """
     try:
         with one_thread():
             return local_update(context, shard, task, state)

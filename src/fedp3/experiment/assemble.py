@@ -1,6 +1,6 @@
 """Assemble everything that a run needs, from a config or from a user's network and data.
 
-All checks happen here, before training.
+All checks of an assembled run are called from here, before training.
 """
 
 from collections.abc import Mapping, Sequence
@@ -104,7 +104,7 @@ def assemble(config: Config, data_dir: Path | None = None) -> Experiment:
         data_dir: where data sets are; None looks in the usual places.
     """
     net, data = load_parts(config, data_dir)
-    return assemble_own(config, net, data)
+    return assemble_from(config, net, data)
 
 
 def load_parts(config: Config, data_dir: Path | None = None) -> tuple[nn.Module, Dataset]:
@@ -120,7 +120,7 @@ def load_parts(config: Config, data_dir: Path | None = None) -> tuple[nn.Module,
     return build(spec, config.run.seed), data
 
 
-def assemble_own(
+def assemble_from(
     config: Config,
     net: nn.Module,
     data: Dataset,
@@ -210,9 +210,10 @@ def _server_context(config: Config, spec: RunSpec, shards: Mapping[int, Shard]) 
 
 
 def check_plans(server: ServerContext) -> None:
-    """Refuse pruning that the plans cannot carry out.
+    """Refuse pruning that does not work with this network, or that never trains some coordinates.
 
-    If a static selector meets redrawn plans, the plans of all rounds are checked.
+    Only the plans of round 0 are checked, unless the selector is static and plans are redrawn: then
+    the plans of all rounds are.
     """
     static = SELECTORS.pick(server.spec.pruning.selector).static
     rounds = server.spec.rounds if server.plan.redraw and static else 1

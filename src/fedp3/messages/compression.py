@@ -64,11 +64,12 @@ class UploadSettings:
 
     compress: Annotated[str, NameIn(COMPRESSORS)] = Field(
         default="none",
-        description="compression of the change since what was sent; topk adds what it leaves out "
-        "to the next round's change",
+        description="compression of the difference between the trained and the received weights: "
+        "none; fp16; int8, with random rounding; topk, sparse with error feedback",
     )
     share: Share = Field(
-        default=0.01, description="topk: share of each tensor's coordinates that is sent"
+        default=0.01,
+        description="with compress = 'topk': share of each tensor's coordinates that is sent",
     )
 
 

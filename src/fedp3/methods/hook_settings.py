@@ -40,8 +40,8 @@ class HookSettings:
     passes: Annotated[str, NameIn(PASSES)] = Field(
         default="joint",
         description="order of local training: joint; head-body (FedRep); body, without the head "
-        "(FedBABU); head-last, where P trains the head alone (FedCR); own, with a personal model "
-        "beside the global one (Ditto)",
+        "(FedBABU); head-last, where P is measured after training only the head (FedCR); own, with "
+        "a personal model beside the global one (Ditto)",
     )
     mu: float = Field(
         default=0.0,
@@ -50,7 +50,9 @@ class HookSettings:
         "with passes = 'own' it pulls the personal model (Ditto)",
     )
     head_share: float = Field(
-        default=1.0, gt=0, description="head-body: steps of the head, as a share of the local steps"
+        default=1.0,
+        gt=0,
+        description="with passes = 'head-body': steps of the head, as a share of the local steps",
     )
     finetune_factor: float = Field(
         default=1.0,
@@ -64,8 +66,8 @@ class HookSettings:
     )
     scale: bool = Field(
         default=False,
-        description="on the client, divide the outputs of pruned layers by their retained share "
-        "(HeteroFL)",
+        description="HeteroFL's scaler: while a client trains or evaluates, divide the outputs of "
+        "each layer by the share of its units that is retained",
     )
     static_norm: bool = Field(
         default=False,

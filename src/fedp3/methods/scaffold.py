@@ -26,8 +26,8 @@ def _reply(trained: TrainedClient) -> tuple[Params, Params]:
     change, variate = {}, {}
     for n, c in trained.sent.items():
         c_i = trained.state.get(n, torch.zeros_like(c))
-        if trained.step_budget:
-            mean_gradient = (trained.start[n] - trained.end[n]) / trained.step_budget
+        if trained.steps_times_lr:
+            mean_gradient = (trained.start[n] - trained.end[n]) / trained.steps_times_lr
         else:
             mean_gradient = c - c_i  # without a step, c_i stays as it is
         variate[n] = c_i - c + mean_gradient

@@ -46,7 +46,7 @@ def check_coverage(
             return
     raise PlanError(
         f"no client trains and uploads {', '.join(sorted(orphans))} under "
-        f"layers={settings.layers!r}: they would keep their initial values for ever; "
+        f"layers={settings.layers!r}: they would keep their initial values for the entire run; "
         "widen [plan] layers, add clients, or set [plan] upload to 'retained'"
     )
 
@@ -85,7 +85,10 @@ def check_pruning(settings: PruneSettings, layers: LayerMap, plans: Sequence[Cli
 
 
 def _check_reach(settings: PruneSettings, layers: LayerMap, plans: Sequence[ClientPlan]) -> None:
-    """Reject a static selector where no client retains, and so trains, some coordinates."""
+    """Refuse a static selector that prunes some coordinates at all clients that upload their layer.
+
+    Such coordinates would never be updated.
+    """
     zeros = {n: torch.zeros(shape) for n, shape in layers.shapes.items()}
     reached: dict[str, Tensor] = {}
     distinct = {tuple(plan.layers.items()): plan for plan in plans}  # equal plans, equal masks
@@ -101,7 +104,8 @@ def _check_reach(settings: PruneSettings, layers: LayerMap, plans: Sequence[Clie
     if untrained:
         worst = max(untrained, key=lambda n: untrained[n])
         raise PlanError(
-            f"the {settings.selector} selector never moves, so no client would train "
+            f"the {settings.selector} selector retains the same units in every "
+            "round, so no client would train "
             f"{untrained[worst]:.0%} of {worst} (and parts of {len(untrained) - 1} other tensors); "
             "use 'rolling' or 'neuron', or give some clients keep = 1"
         )

@@ -88,19 +88,24 @@ class PruneSettings:
     )
     unfed_columns: Literal["abstain", "vote"] = Field(
         default="abstain",
-        description="columns of layers in L_i that only pruned units feed, so that they get no "
+        description="columns of layers in L_i whose inputs are all pruned, so that they get no "
         "gradient: abstain leaves them out of both messages, vote averages their unchanged values "
-        "as the paper's text does",
+        "as in the paper's text",
     )
     local_pruner: Annotated[str, NameIn(LOCAL_PRUNERS)] = Field(
-        default="fixed", description="pruning at every local step (Q_i); fixed means none"
+        default="fixed",
+        description="further pruning of the layers outside L_i, drawn anew at each local step "
+        "(Q_i); fixed means none, uniform prunes single weights, ordered_dropout retains leading "
+        "units, ordered_matched leading units with as many weights as uniform",
     )
     q: Share | tuple[Share, ...] = Field(
         default=(),
         description="share that a local step retains: a number, a list to draw from, or [] for "
-        "U[q_min, 1]",
+        "shares drawn uniformly from [q_min, 1]",
     )
-    q_min: Share = Field(default=0.5, description="lower end of U[q_min, 1]")
+    q_min: Share = Field(
+        default=0.5, description="lower end of the shares that are drawn if q is []"
+    )
     q_relative_to: Literal["retained", "layer"] = Field(
         default="retained",
         description="what the numbers of a list q are shares of: what P_i retained, or the full "

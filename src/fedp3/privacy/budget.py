@@ -8,8 +8,8 @@ from fedp3.client.batching import LocalSettings
 from fedp3.core.settings import RunSettings
 from fedp3.planning.participation import eligible_clients, sample_clients
 from fedp3.privacy import accountant, requirements
-from fedp3.privacy.ledger import Budget, Ledger
-from fedp3.privacy.settings import Mechanism
+from fedp3.privacy.ledger import Ledger
+from fedp3.privacy.settings import Budget, Mechanism
 
 
 @dataclass(frozen=True, slots=True)

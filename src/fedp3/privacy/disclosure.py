@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from fedp3.client.context import ClientContext
 from fedp3.core.types import ClientPlan
 from fedp3.privacy import accountant
-from fedp3.privacy.ledger import Budget
+from fedp3.privacy.settings import Budget
 
 WEAK_EPSILON = 10.0  # above this epsilon a guarantee means little
 FEW_SAMPLES = 16  # up to this many samples in an update can be told apart

@@ -16,22 +16,10 @@ from pathlib import Path
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import locked
 from fedp3.privacy import accountant
-from fedp3.privacy.settings import Mechanism
+from fedp3.privacy.settings import Budget, Mechanism
 
 FILE = "ledger.jsonl"
 LEGACY_KEYS = {"z": "noise_multiplier", "q": "sample_rate"}  # of 0.1.0.dev; devices keep their file
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Budget:
-    """The privacy limit of one run, the same for every client."""
-
-    mechanism: Mechanism
-    steps_per_task: int
-    epsilon: float
-    delta: float
-    accountant: str
-    allowed_steps: int  # of a client in total; computed once, so that rounds only compare integers
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -5,8 +5,8 @@ The table groups rules by what they look at, which is also the order in which th
 
 1. settings: the config, before anything is built;
 2. deployment: the config, before a run on real nodes;
-3. run: the network, data and method of an assembled run;
-4. network: the network's behaviour on made-up records;
+3. assembled: the types of layers, the samples and the method of an assembled run;
+4. trial: how the network behaves on made-up records;
 5. budget: the budget that the accountant has computed.
 
 To add a refusal, write a rule and add it to one row of the table.
@@ -27,8 +27,7 @@ from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.data.shards import Shard
 from fedp3.planning.client_plans import PlanSettings
 from fedp3.privacy.clipping import func_pieces, ghost_agrees
-from fedp3.privacy.ledger import Budget
-from fedp3.privacy.settings import PrivacySettings
+from fedp3.privacy.settings import Budget, PrivacySettings
 
 Reasons = Iterator[str]
 
@@ -97,8 +96,6 @@ def _batch_statistics(run: AssembledRun) -> Reasons:
     kinds = nn.modules.batchnorm._BatchNorm
     modules = run.context.net.named_modules()
     layers = [path or "the network" for path, m in modules if isinstance(m, kinds)]
-    with_buffers = {n.rpartition(".")[0] for n in run.context.layers.buffers}
-    layers += sorted(with_buffers - set(layers))
     if layers:
         more = f" and {len(layers) - 1} more layers" if len(layers) > 1 else ""
         yield (
@@ -107,12 +104,27 @@ def _batch_statistics(run: AssembledRun) -> Reasons:
         )
 
 
+def _uploaded_buffers(run: AssembledRun) -> Reasons:
+    """Buffers are uploaded without noise, and a network can write anything into them."""
+    kinds = nn.modules.batchnorm._BatchNorm
+    modules = run.context.net.named_modules()
+    norms = {path for path, m in modules if isinstance(m, kinds)}
+    buffers = sorted(n for n in run.context.layers.buffers if n.rpartition(".")[0] not in norms)
+    if buffers:
+        more = f" and {len(buffers) - 1} more" if len(buffers) > 1 else ""
+        yield (
+            f"the buffer {buffers[0]}{more} would be uploaded without noise; if it is a constant, "
+            "register it with register_buffer(..., persistent=False)"
+        )
+
+
 def _repeated_records(run: AssembledRun) -> Reasons:
     for client, shard in run.shards.items():
         if len(set(shard.train.tolist())) < len(shard.train):
             yield (
-                f"client {client} has a training record twice: it would be drawn by two coins, and "
-                "the accountant counts one; name every sample once in [partition] file"
+                f"client {client} has a training record twice: it would be sampled twice "
+                "independently, but the accountant assumes once; name every sample once in "
+                "[partition] file"
             )
             return  # one example is enough
 
@@ -122,7 +134,8 @@ def _large_delta(run: AssembledRun) -> Reasons:
     if records and run.delta >= 1 / records:
         yield (
             f"privacy.delta={run.delta:g} is not below 1/m: client {client} has {records} training "
-            "records, and with such a delta one of them could be published; set it to "
+            "records, and a mechanism that publishes one random record would satisfy such a delta; "
+            "set it to "
             f"{min(1e-5, 0.1 / records):.1g} or less"
         )
 
@@ -151,7 +164,7 @@ def _method_hooks(run: AssembledRun) -> Reasons:
         )
 
 
-# --------------------------------------------------------------------------- rules: network
+# --------------------------------------------------------------------------- rules: trial
 
 
 def _mixed_records(context: ClientContext) -> Reasons:
@@ -220,16 +233,22 @@ class Refusals:
 
     settings: tuple[Callable[[PlanSettings, PrivacySettings], Reasons], ...]
     deployment: tuple[Callable[[PrivacySettings], Reasons], ...]
-    run: tuple[Callable[[AssembledRun], Reasons], ...]
-    network: tuple[Callable[[ClientContext], Reasons], ...]  # tried only if no rule of run applies
+    assembled: tuple[Callable[[AssembledRun], Reasons], ...]
+    trial: tuple[Callable[[ClientContext], Reasons], ...]  # tried only if no rule before applies
     budget: tuple[Callable[[Budget, int | None], Reasons], ...]
 
 
 REFUSALS = Refusals(
     settings=(_noise_without_ldp, _training_without_noise, _no_noise),
     deployment=(_seeded_noise,),
-    run=(_batch_statistics, _repeated_records, _large_delta, _method_hooks),
-    network=(_mixed_records,),  # `uses_ghost` refuses networks without per-example gradients
+    assembled=(
+        _batch_statistics,
+        _uploaded_buffers,
+        _repeated_records,
+        _large_delta,
+        _method_hooks,
+    ),
+    trial=(_mixed_records,),  # `uses_ghost` refuses networks without per-example gradients
     budget=(_unknown_participation, _unaffordable_task),
 )
 
@@ -250,8 +269,8 @@ def refused_deployment(privacy: PrivacySettings) -> str:
 def check(context: ClientContext, shards: Mapping[int, Shard], delta: float) -> None:
     """Raise one error with every reason not to start this run under LDP."""
     run = AssembledRun(context=context, shards=shards, delta=delta)
-    _raise_if_any(reason for rule in REFUSALS.run for reason in rule(run))
-    _raise_if_any(reason for rule in REFUSALS.network for reason in rule(context))
+    _raise_if_any(reason for rule in REFUSALS.assembled for reason in rule(run))
+    _raise_if_any(reason for rule in REFUSALS.trial for reason in rule(context))
 
 
 def check_budget(budget: Budget, planned_steps: int | None) -> None:

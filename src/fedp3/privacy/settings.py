@@ -1,4 +1,4 @@
-"""The settings of local differential privacy, and the mechanism they resolve to."""
+"""The settings of local differential privacy, and the mechanism and budget they resolve to."""
 
 import math
 from dataclasses import dataclass as plain_dataclass
@@ -30,9 +30,18 @@ class PrivacySettings:
         "adds no noise",
     )
     delta: float = Field(
-        default=1e-5, gt=0, lt=1, description="must be below 1 / training records of every client"
+        default=1e-5,
+        gt=0,
+        lt=1,
+        description="delta of the guarantee; must be below 1 / m, where m is the largest number of "
+        "training records of any client",
     )
-    clip: float = Field(default=1.0, gt=0, description="largest norm of one record's gradient, C")
+    clip: float = Field(
+        default=1.0,
+        gt=0,
+        description="clipping norm C: the gradient of each record is scaled down to at most this "
+        "L2 norm",
+    )
     sample_rate: Share = Field(
         default=0.1,
         description="probability with which each record is in a step; local.batch then only "
@@ -79,3 +88,15 @@ class Mechanism:
     def steps_per_task(self, local: LocalSettings) -> int:
         """Count the steps of one task; an epoch draws each record once on average."""
         return math.ceil(local.epochs / self.sample_rate) if local.epochs else local.steps
+
+
+@plain_dataclass(frozen=True, slots=True, kw_only=True)
+class Budget:
+    """The privacy limit of one run, the same for every client."""
+
+    mechanism: Mechanism
+    steps_per_task: int
+    epsilon: float
+    delta: float
+    accountant: str
+    allowed_steps: int  # of a client in total; computed once, so that rounds only compare integers

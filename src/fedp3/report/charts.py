@@ -39,7 +39,7 @@ WAYS = {"down": "server to clients", "up": "clients to server"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One line with its band."""
+    """One line of a chart; its band is one standard deviation over seeds on each side."""
 
     label: str
     run: int  # index of the run, or ALL_RUNS

@@ -17,7 +17,8 @@ class History(Sequence[dict[str, Any]]):
 
     A row has `round` (from 1), `G`, `D` and `P` (mean accuracy; None if the round was not
     evaluated), `loss`, `bytes_up`, `bytes_down`, `seconds`, `epsilon` (None without LDP), `void`,
-    and the numbers of clients that were `accepted`, `late` and `rejected`.
+    and the numbers of clients that were `accepted`, `late` and `rejected`.  A client whose invalid
+    reply was followed by a valid one counts as both rejected and accepted.
     """
 
     def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
@@ -37,7 +38,7 @@ class History(Sequence[dict[str, Any]]):
         return [row[name] for row in self._rows]
 
     def to_pandas(self) -> Any:
-        """A pandas data frame, if pandas is installed."""
+        """The history as a pandas DataFrame; raises an InputError if pandas is not installed."""
         try:
             import pandas
         except ImportError:
@@ -45,7 +46,7 @@ class History(Sequence[dict[str, Any]]):
         return pandas.DataFrame(self._rows)
 
     def to_polars(self) -> Any:
-        """A polars data frame, if polars is installed."""
+        """The history as a polars DataFrame; raises an InputError if polars is not installed."""
         try:
             import polars
         except ImportError:

@@ -17,7 +17,7 @@ from safetensors.torch import save as save_tensors
 
 from fedp3 import config
 from fedp3.config import Config
-from fedp3.config.plugins import Plugin, as_json, reload
+from fedp3.config.plugins import Plugin, plugin_records, reload
 from fedp3.core.errors import ConfigError, InputError
 from fedp3.core.files import locked, read_json, write_json
 from fedp3.core.hashing import model_sha256
@@ -172,7 +172,7 @@ def _train_from(
     with watch(experiment, events) as on_round:
         engine = make_engine(experiment, states)
         try:
-            return drive(experiment, engine, folder, on_round, start)
+            return run_rounds(experiment, engine, folder, on_round, start)
         finally:
             engine.close()
 
@@ -185,7 +185,10 @@ def _begin(
     files: Mapping[str, bytes],
 ) -> None:
     W = experiment.start.W
-    about = describe(experiment) | {"initial_sha256": model_sha256(W), "plugins": as_json(plugins)}
+    about = describe(experiment) | {
+        "initial_sha256": model_sha256(W),
+        "plugins": plugin_records(plugins),
+    }
     initial = {INITIAL: save_tensors(dict(W))} if own_model else {}
     create(folder, config.to_toml(experiment.config), about, {**files, **initial})
 
@@ -301,7 +304,7 @@ def _by_key(settings: Config) -> dict[tuple[str, str], Any]:
 # --------------------------------------------------------------------------- the loop
 
 
-def drive(
+def run_rounds(
     experiment: Experiment,
     engine: Engine,
     folder: Path | None = None,
@@ -373,7 +376,7 @@ def seed_configs(settings: Config, folder: Path, seeds: int) -> dict[Path, Confi
 def begin_seeds(settings: Config, folder: Path, seeds: int, plugins: Sequence[Plugin] = ()) -> None:
     """Record what a folder of several seeds is, so that it can be resumed."""
     folder.mkdir(parents=True, exist_ok=True)
-    recorded = {"seeds": seeds, "config": settings.as_json(), "plugins": as_json(plugins)}
+    recorded = {"seeds": seeds, "config": settings.as_json(), "plugins": plugin_records(plugins)}
     write_json(folder / SEEDS, recorded)
 
 

@@ -3,7 +3,7 @@
 An aggregator is a pair of functions over partial uploads, `init` and `apply`.
 The aggregators in this module are masked means: for each coordinate j,
     w_j <- sum_i a_i w_ij / sum_i a_i    over the clients i that uploaded j in this round.
-A coordinate that nobody uploaded keeps its bits.
+A coordinate that nobody uploaded is unchanged, bit for bit.
 The paper prints the weighted rule with a division by the sum over all n clients, under which
 weights decay to zero; here it is the sum over the senders (erratum A9).
 """
@@ -69,27 +69,33 @@ class AggregateSettings:
         "by number of layers in L_i; distance, softmax(-distance to the current model / tau); "
         "attention, learned per client",
     )
-    tau: float = Field(default=1.0, gt=0, description="distance: temperature of the softmax")
+    tau: float = Field(
+        default=1.0, gt=0, description="with rule = 'distance': temperature of the softmax"
+    )
     step: float = Field(
-        default=0.25, gt=0, description="attention: learning rate of a client's logit"
+        default=0.25, gt=0, description="with rule = 'attention': learning rate of a client's logit"
     )
     limit: float = Field(
-        default=0.5, gt=0, description="attention: largest change of a logit in one round"
+        default=0.5,
+        gt=0,
+        description="with rule = 'attention': limit on how much a client's logit may change in one "
+        "round",
     )
     start: Literal["simple", "weighted"] = Field(
         default="simple",
-        description="attention: initial weights, equal (simple) or by number of layers in L_i "
-        "(weighted)",
+        description="with rule = 'attention': initial weights, equal (simple) or by number of "
+        "layers in L_i (weighted)",
     )
     sketch: int = Field(
         default=1024,
         ge=0,
-        description="attention: length of the random sketch of each upload that is stored until "
-        "the next round; 0: no sketching",
+        description="with rule = 'attention': length of the random sketch of each upload that is "
+        "stored until the next round; 0 means no sketching",
     )
     server: Annotated[str, NameIn(OPTIMIZERS)] = Field(
         default="none",
-        description="server optimizer, for which the mean of the uploads is a pseudo-gradient",
+        description="server optimizer; its pseudo-gradient is the mean of the uploaded weights "
+        "minus the current model (FedOpt)",
     )
     server_lr: float = Field(
         default=1.0,
@@ -97,10 +103,17 @@ class AggregateSettings:
         description="its learning rate; with server = 'none', 1 is the mean itself",
     )
     beta1: float = Field(
-        default=0.9, ge=0, lt=1, description="momentum, adam: decay of the first moment"
+        default=0.9,
+        ge=0,
+        lt=1,
+        description="with server = 'momentum' or 'adam': decay of the first moment",
     )
-    beta2: float = Field(default=0.99, ge=0, lt=1, description="adam: decay of the second moment")
-    server_epsilon: float = Field(default=1e-3, gt=0, description="adam: Adam's epsilon")
+    beta2: float = Field(
+        default=0.99, ge=0, lt=1, description="with server = 'adam': decay of the second moment"
+    )
+    server_epsilon: float = Field(
+        default=1e-3, gt=0, description="with server = 'adam': Adam's epsilon"
+    )
     options: dict[str, bool | int | float | str] = Field(
         default_factory=dict,
         description="settings of an aggregator that you registered, as in {trim = 0.1}",

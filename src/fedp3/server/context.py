@@ -8,7 +8,7 @@ from fedp3.client.context import RunSpec
 from fedp3.core.settings import RunSettings
 from fedp3.core.types import LayerMap, Params, Rejection
 from fedp3.planning.client_plans import PlanSettings
-from fedp3.privacy.ledger import Budget
+from fedp3.privacy.settings import Budget
 from fedp3.server.aggregators import Aggregator
 from fedp3.server.evaluation import Accuracy
 
@@ -41,9 +41,14 @@ class ServerContext:
         return self.spec.layers
 
     @property
+    def clients(self) -> int:
+        """The number of clients of the run."""
+        return len(self.keep)
+
+    @property
     def participants(self) -> int:
         """How many clients take part in a round, if all are eligible."""
-        return self.run.clients_per_round or len(self.keep)
+        return self.run.clients_per_round or self.clients
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -124,10 +124,11 @@ def _in_client_order(
     extra: Params,
     result: GateResult,
 ) -> Iterator[AcceptedUpdate]:
-    """Updates without flaws.
+    """Yield each client's first valid update, in ascending order of clients.
 
-    If the engine reports that a client failed, that is final.  A rejected update is not final: it
-    may be an older one that came late.
+    A failure that the engine reports is final.  After an invalid update, a later one of the same
+    client can still be accepted, because the first may be a late reply to an earlier round.  The
+    rejection stays in `result.rejected`, so that a client can be both accepted and rejected.
     """
     settled: dict[int, AcceptedUpdate | None] = {}
     order = deque(sorted(tasks))

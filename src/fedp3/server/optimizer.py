@@ -5,7 +5,7 @@ For every coordinate that somebody uploaded this round, with d = mean - w:
     momentum  m <- beta1 m + d;         w <- w + eta m                           (FedAvgM)
     adam      m <- beta1 m + (1 - beta1) d;   v <- beta2 v + (1 - beta2) d²;
               w <- w + eta m / (sqrt(v) + epsilon)                               (FedAdam)
-A coordinate that nobody uploaded keeps its bits, and so do its moments.
+A coordinate that nobody uploaded is unchanged, bit for bit, and so are its moments.
 Running statistics are averaged without an optimizer.
 """
 

@@ -114,7 +114,7 @@ def finish(
 ) -> FinalEvaluation:
     """G, D and P over all clients once training is over.
 
-    P trains, so that under LDP it is charged like a round.
+    Measuring P takes a local update, which under LDP is charged like a round.
 
     Args:
         context: the run.
@@ -184,7 +184,7 @@ def _advance(
     extra, exchange = state.extra, context.spec.hooks.exchange
     if exchange is not None:
         combined = exchange.combine(
-            extra, [u.update.extra for u in result.accepted], len(context.keep)
+            extra, [u.update.extra for u in result.accepted], context.clients
         )
         extra = combined if all_finite(combined) else extra
     seen = {**state.seen, **{u.client: state.t for u in result.accepted}}

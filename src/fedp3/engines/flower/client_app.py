@@ -39,7 +39,7 @@ from fedp3.experiment.assemble import (
     Experiment,
     assemble,
     assemble_client,
-    assemble_own,
+    assemble_from,
     load_parts,
 )
 from fedp3.messages.codec import decode_task, encode_update, room_for
@@ -135,7 +135,7 @@ def _deployed_client(config: Config, plugins: Sequence[Plugin], context: Context
 
     def prepare() -> Preparation:
         nonlocal experiment
-        experiment = assemble_own(config, net, data)
+        experiment = assemble_from(config, net, data)
         return Preparation(experiment.shards[client], mechanism_of(experiment.client))
 
     prepared = prepare_once(

@@ -26,9 +26,9 @@ from fedp3.core import masks as M
 from fedp3.privacy import accountant
 from fedp3.privacy.audit.bounds import gaussian_lower
 from fedp3.privacy.audit.neighbours import RECORDS, Bench, drawing, flat, tiny
-from fedp3.privacy.ledger import Budget, Ledger
+from fedp3.privacy.ledger import Ledger
 from fedp3.privacy.mechanism import PrivateSteps
-from fedp3.privacy.settings import Mechanism
+from fedp3.privacy.settings import Budget, Mechanism
 
 STANDARD_ERRORS = 6.0  # how far a measured value may be from its expectation
 DELTA = 1e-5
