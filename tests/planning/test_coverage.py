@@ -76,7 +76,7 @@ def test_redrawn_layers_are_covered_over_the_rounds_of_the_run() -> None:
 def test_ordered_needs_one_client_that_retains_everything():
     here = world(selector="ordered")
     plans = here.plans("prune-all", 0.5, upload="retained")
-    with pytest.raises(PlanError, match="never moves"):
+    with pytest.raises(PlanError, match="retains the same units"):
         check_pruning(here.pruning, here.layers, plans)
     unpruned = [everything_pruned(here.layers, 1.0)]
     check_pruning(here.pruning, here.layers, [*plans[1:], *unpruned])
