@@ -254,7 +254,7 @@ def test_flower_messages_in_place_end_at_the_pinned_bits(case: str) -> None:
         rest=lambda: None,
         room=room_for(experiment.start.extra),
     )
-    app = client_app(configured(experiment.config), carried=True)
+    app = client_app(configured(experiment.config), state_in_message=True)
     with in_a_run():
         grid = FakeGrid(app, [{"partition-id": i} for i in range(len(experiment.server.keep))])
         result = session.run_rounds(experiment, over(grid, wire, Roster(), States())).result

@@ -371,7 +371,10 @@ def test_a_sweep_chooses_a_setting_for_each_method(fedp3):
             ],
             "no client trains",
         ),
-        (["run", "my.toml", "prune.selector=ordered", "plan.layers=lowerb"], "retains the same units"),
+        (
+            ["run", "my.toml", "prune.selector=ordered", "plan.layers=lowerb"],
+            "retains the same units",
+        ),
         (["resume", "nowhere"], "not a run folder"),
         (["report", "nowhere"], "not a run folder"),
         (["compare", "nowhere"], "not a run folder"),

@@ -45,6 +45,15 @@ NODE = (
     "--auth-supernode-private-key node-0 "
     "--node-config 'partition-id=0 capacity=0.5 folder=\"kept\"'"
 )
+POLICY = [
+    "fedp3 node init --client 0 --folder kept",
+    "fedp3 node check my.toml privacy.enabled=true --folder kept",
+    "fedp3 node status --folder kept",
+]
+PERMIT = [
+    "fedp3 permit key owner.key",
+    "fedp3 permit sign my.toml --key owner.key --days 7",
+]
 SECONDS = 1800
 
 
@@ -54,7 +63,8 @@ def test_every_command_of_the_page_is_run_by_a_test_of_this_file():
         for block in re.findall(r"```sh\n(.*?)```", PAGE, re.S)
         for line in block.strip().splitlines()
     ]
-    assert shown == [INSTALL, *SIMULATION, APP, UP, *RUN, RESUME, SECURE_UP, KEY, REGISTER, NODE]
+    here = [INSTALL, *SIMULATION, APP, UP, *RUN, RESUME, SECURE_UP, KEY, REGISTER, NODE]
+    assert shown == [*here, *POLICY, *PERMIT]
 
 
 def programs() -> list[str]:
@@ -66,7 +76,7 @@ def test_the_app_with_a_users_network_runs(tmp_path, monkeypatch, capsys):
     (tmp_path / "client.py").write_text(client)
     (tmp_path / "server.py").write_text(server)
     monkeypatch.syspath_prepend(str(tmp_path))
-    nodes = [{"partition-id": i, "folder": str(tmp_path / "nodes")} for i in range(3)]
+    nodes = [{"partition-id": i, "folder": str(tmp_path / f"node-{i}")} for i in range(3)]
     with in_a_run():
         grid = FakeGrid(runpy.run_path(str(tmp_path / "client.py"))["app"], nodes)
         run_config = {"out": str(tmp_path / "run"), "resume": False}
@@ -144,7 +154,7 @@ def test_the_commands_for_one_machine(tmp_path):
 
 
 @pytest.mark.deploy
-def test_the_commands_for_three_machines(tmp_path):
+def test_the_commands_for_three_machines_and_for_a_node_that_trusts_no_server(tmp_path):
     """One machine plays all of them: the server in one folder, a node in another."""
     server, node, where = (
         tmp_path / "server",
@@ -153,6 +163,17 @@ def test_the_commands_for_three_machines(tmp_path):
     )
     server.mkdir()
     node.mkdir()
+    for folder in (server, node):
+        run("fedp3 init my.toml", folder)
+    for command in POLICY:
+        run(command, node)
+    alone = "partition.clients=1 run.clients_per_round=1 run.rounds=1 plan.layers=full"
+    alone += " plan.head=personal privacy.enabled=true"
+    run(f"fedp3 flower app myapp --config my.toml {alone}", server)
+    owner = run(PERMIT[0], server).splitlines()[-1]
+    run(PERMIT[1].replace("my.toml", "myapp/fedp3_app/config.toml"), server)
+    policy = node / "kept" / "policy.toml"
+    policy.write_text(policy.read_text().replace("owners = []", owner))
     with background(SECURE_UP, server, **where) as log:
         wait_for(lambda: "next:" in log.read_text())
         run(KEY, node)
@@ -160,12 +181,15 @@ def test_the_commands_for_three_machines(tmp_path):
         run(REGISTER, server)
         shutil.copy(server / "flower" / "tls" / "ca.crt", node)
         with background(NODE, node, **where):
-            run("fedp3 init my.toml", server)
-            alone = "partition.clients=1 run.clients_per_round=1 run.rounds=1"
-            alone += " plan.layers=full plan.head=personal"
-            run(f"fedp3 flower app myapp --config my.toml {alone}", server)
-            run(RUN[0], server)
-    assert files.read_json(server / "myapp" / "run" / "result.json")["rejected"] == 0
-    assert list(node.rglob("kept/*/client-0/state-*.safetensors")), (
+            permit = f'permit="{server / "permit.json"}"'
+            run(f"{RUN[0]} --run-config '{permit}'", server)
+            run(f"{RUN[0]} --run-config 'out=\"{server / 'unsigned'}\"'", server)
+    signed = files.read_json(server / "myapp" / "run" / "result.json")
+    assert signed["rejected"] == 0 and signed["accuracy_global"] is None, "no scores under LDP"
+    unsigned = files.read_json(server / "unsigned" / "result.json")
+    assert unsigned["rejected"] == 1 and unsigned["void"] == 1
+    assert "carries no permit" in (node / "kept" / "refusals.log").read_text()
+    assert list(node.rglob("kept/runs/*/state-*.safetensors")), (
         "personal layers, on the disk of the node"
     )
+    assert "in 1 runs under LDP" in run(POLICY[2], node)

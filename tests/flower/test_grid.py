@@ -26,12 +26,10 @@ from fedp3.core.hashing import model_sha256
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.core.types import ClientState, ClientUpdate
 from fedp3.data import from_tensors
-from fedp3.data.shards import Shard
 from fedp3.deploy.flower_app import ServeSettings, as_registered, serve
 from fedp3.deploy.grid_run import own, run_on_grid
 from fedp3.engines.base import States
 from fedp3.engines.catalogue import make_engine
-from fedp3.engines.flower import node
 from fedp3.engines.flower.client_app import client_app, configured, configured_node
 from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.engines.flower.records import (
@@ -47,7 +45,7 @@ from fedp3.engines.flower.records import (
     identity_of,
     identity_record,
     put_frame,
-    run_of,
+    request_of,
     state_bytes,
     state_of,
 )
@@ -55,8 +53,8 @@ from fedp3.experiment.assemble import assemble
 from fedp3.messages.codec import encode_update, room_for
 from fedp3.messages.framing import MAGIC, payload_size
 from fedp3.methods import METHODS
-from fedp3.privacy.mechanism import PrivateSteps
-from fedp3.privacy.settings import Mechanism
+from fedp3.node.context import Request
+from fedp3.privacy.mechanism import mechanism_of
 from fedp3.runs import checkpoint, writer
 from fedp3.runs.run_folder import read_events
 from fedp3.runs.session import run_rounds
@@ -101,9 +99,9 @@ def _in_a_run():
 
 
 def grid_of(experiment, folder: Path, carried: bool = False, **fields) -> FakeGrid:
-    hold = configured(experiment.config) if carried else configured_node(experiment.config)
-    app = client_app(hold, carried)
-    nodes = [{"partition-id": i, "folder": str(folder)} for i in range(CLIENTS)]
+    load = configured(experiment.config) if carried else configured_node(experiment.config)
+    app = client_app(load, state_in_message=carried)
+    nodes = [{"partition-id": i, "folder": str(folder / f"client-{i}")} for i in range(CLIENTS)]
     return FakeGrid(app, nodes, **fields)
 
 
@@ -112,6 +110,7 @@ def engine_over(grid, experiment, deadline: float = 0, states=None, roster=None)
         spec=experiment.server.spec,
         digest=experiment.config.digest(),
         run=RUN,
+        mechanism=mechanism_of(experiment.client),
         deadline=deadline,
         rest=lambda: time.sleep(0.001),
         room=room_for(experiment.start.extra),
@@ -182,17 +181,19 @@ def test_what_a_client_keeps_stays_on_its_disk_for_the_last_two_rounds(experimen
     grid = grid_of(experiment, tmp_path)
     run_rounds(experiment, engine_over(grid, experiment))
     for i in range(CLIENTS):
-        kept = sorted(p.name for p in (tmp_path / RUN / f"client-{i}").iterdir())
+        kept = sorted(p.name for p in (tmp_path / f"client-{i}" / "runs" / RUN).iterdir())
         assert kept == ["state-00000001.safetensors", "state-00000002.safetensors"]
 
 
 def test_a_node_whose_disk_was_wiped_is_a_failure_with_the_reason(experiment, tmp_path):
     engine = engine_over(grid_of(experiment, tmp_path), experiment)
     state, _ = run_round(experiment.server, experiment.start, engine.execute)
-    next((tmp_path / RUN / "client-1").iterdir()).unlink()
+    next((tmp_path / "client-1" / "runs" / RUN).iterdir()).unlink()
     _, record = run_round(experiment.server, state, engine.execute)
     assert record.accepted == (0, 2, 3)
-    assert "this client's state of 'ffc' after round 1 is gone" in reasons(record)[1]
+    assert "its node refused (training)" in reasons(record)[1]
+    log = (tmp_path / "client-1" / "refusals.log").read_text()
+    assert "this client's state of 'ffc' after round 1 is gone" in log
 
 
 # --------------------------------------------------------------------------- serving, resuming
@@ -254,8 +255,8 @@ def test_another_run_of_the_same_config_shares_no_state_on_the_nodes(experiment,
             ServeSettings(out=tmp_path / name, wait=1),
         )
     runs = {read_json(tmp_path / name / "flower.json")["run"] for name in ("a", "b")}
-    folders = {p.name for p in (tmp_path / "nodes").iterdir()}
-    assert len(runs) == 2 and folders == runs | {"prepared"}
+    folders = {p.name for p in (tmp_path / "nodes" / "client-0" / "runs").iterdir()}
+    assert len(runs) == 2 and folders == runs
 
 
 def test_the_files_that_a_deployed_run_uses_are_recorded_and_must_stay_unchanged(shared, tmp_path):
@@ -278,9 +279,11 @@ def test_nodes_are_sent_no_more_than_they_can_hold(shared, tmp_path):
     roster = Roster()
     engine = engine_over(grid, shared, roster=roster)
     _, before = run_round(shared.server, shared.start, engine.execute)
-    assert reasons(before) == {
-        2: "the task holds 0.9 of a layer, and this node's capacity is 0.25"
-    }, "the node checks for itself"
+    assert list(before.rejected) == [2] and "(capacity)" in reasons(before)[2], (
+        "the node checks for itself"
+    )
+    log = (tmp_path / "client-2" / "refusals.log").read_text()
+    assert "the task holds 0.9 of a layer, and this node's capacity is 0.25" in log
     roster.met[7] = Identity(client=77, examples=5, capacity=0.1, digest="0" * 64)
     fitted = as_registered(shared, roster)  # which has no client 77
     assert fitted.server.keep == (0.9, 0.9, 0.25, 0.9)
@@ -288,52 +291,10 @@ def test_nodes_are_sent_no_more_than_they_can_hold(shared, tmp_path):
     assert not after.rejected and after.bytes_down < before.bytes_down
 
 
-def test_noise_from_a_seed_is_refused_by_the_node_itself(shared, tmp_path):
-    task = next(iter(engine_tasks(shared)))
-    private = replace(shared.client, steps=PrivateSteps(Mechanism(randomness="seeded")))
-    with pytest.raises(Exception, match="protects nobody"):
-        node.admit(task, private, {"partition-id": 0}, tmp_path / "run" / "client-0")
-    drawn = replace(private, steps=PrivateSteps(Mechanism(randomness="os")))
-    node.admit(task, drawn, {"partition-id": 0}, tmp_path / "run" / "client-0")
-
-
-def test_a_node_that_gives_no_scores_away_trains_all_the_same(shared, tmp_path):
-    grid = grid_of(shared, tmp_path)
-    grid.configs[1]["scores"] = False
-    _, record = run_round(
-        with_run(shared.server, eval_every=1), shared.start, engine_over(grid, shared).execute
-    )
-    assert not record.rejected and 1 in record.accepted
-    assert record.G is not None and set(record.G.clients) == set(record.accepted) - {1}
-    with pytest.raises(InputError, match="scores='no'"):
-        node.as_scored(next(iter(engine_tasks(shared))), {"scores": "no"})
-
-
-def test_a_record_that_trained_under_ldp_is_never_scored_however_another_run_cuts(shared, tmp_path):
-    task = next(iter(engine_tasks(shared)))
-    private = replace(shared.client, steps=PrivateSteps(Mechanism(randomness="os")))
-    evaluate = replace(task, kind="evaluate", evaluate=True)
-    home = tmp_path / "run" / "client-0"
-    mine = Shard(torch.arange(20), torch.arange(20, 30))
-    other = Shard(torch.arange(10, 15), torch.tensor([3, 25, 19, 40, 0]))
-    assert node.not_yet_trained(other, evaluate, private, home) is other, "nothing trained yet"
-    assert node.not_yet_trained(mine, task, private, home).test.tolist() == list(range(20, 30))
-    later = tmp_path / "later" / "client-1"  # another run, another client of the same device
-    assert node.not_yet_trained(other, evaluate, shared.client, later).test.tolist() == [25, 40]
-    moved = shared.client.data
-    moved = replace(shared.client, data=replace(moved, x=moved.x.flip(0), y=moved.y.flip(0)))
-    last = len(moved.data.y) - 1
-    found = node.not_yet_trained(Shard(other.train, last - other.test), evaluate, moved, later)
-    assert found.test.tolist() == [last - 25, last - 40], "records are known by what they hold"
-    (tmp_path / "trained").write_bytes(b"cut")
-    with pytest.raises(RunError, match="was damaged"):
-        node.not_yet_trained(other, evaluate, private, later)
-
-
-def test_a_node_cuts_its_records_the_same_way_in_every_run():
+def test_a_node_cuts_its_records_the_same_way_in_every_run(tmp_path):
     """A record that trained under LDP in one run must not be scored, without noise, in another."""
     samples = from_tensors(torch.randn(40, 4), torch.arange(40) % 2)
-    context = SimpleNamespace(node_config={"partition-id": 1})
+    context = SimpleNamespace(node_config={"partition-id": 1, "folder": str(tmp_path)})
     cuts = []
     for seed in (0, 7):
         c = config.parse(
@@ -396,9 +357,7 @@ def test_nodes_that_do_not_fit_get_no_tasks(shared, tmp_path):
         shared.server, shared.start, engine_over(grid, shared, roster=roster).execute
     )
     assert record.accepted == (0, 1, 2, 3)
-    assert "does not know which client it is" in roster.refused[104]
-    assert "the config has clients 0 to 3" in roster.refused[105]
-    assert "capacity=7.0 is not a share" in roster.refused[106]
+    assert all("its node refused (setup)" in roster.refused[n] for n in (104, 105, 106))
     other, strangers = assemble(config.parse({}, [*SMALL, "local.lr=0.5"])), Roster()
     engine = engine_over(grid_of(shared, tmp_path), other, roster=strangers)
     _, record = run_round(other.server, other.start, engine.execute)
@@ -447,7 +406,9 @@ def test_a_dead_node_is_matched_by_message_though_the_superlink_answers_for_it(s
     assert record.accepted == (0, 1, 3)
 
 
-def test_a_client_that_raises_is_rejected_with_its_exception(shared, tmp_path, monkeypatch):
+def test_a_client_that_raises_is_rejected_and_its_exception_stays_on_the_node(
+    shared, tmp_path, monkeypatch
+):
     def breaks(*_):
         raise MemoryError("no room")
 
@@ -455,7 +416,23 @@ def test_a_client_that_raises_is_rejected_with_its_exception(shared, tmp_path, m
     _, record = run_round(
         shared.server, shared.start, engine_over(grid_of(shared, tmp_path), shared).execute
     )
-    assert record.void and "MemoryError: no room" in reasons(record)[0]
+    assert record.void and "(training)" in reasons(record)[0]
+    assert "no room" not in reasons(record)[0]
+    assert "MemoryError: no room" in (tmp_path / "client-0" / "refusals.log").read_text()
+
+
+def test_a_policy_may_reveal_the_texts_of_errors(shared, tmp_path, monkeypatch):
+    def breaks(*_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr("fedp3.engines.base.local_update", breaks)
+    (tmp_path / "client-0").mkdir()
+    (tmp_path / "client-0" / "policy.toml").write_text("[errors]\nreveal = true\n")
+    _, record = run_round(
+        shared.server, shared.start, engine_over(grid_of(shared, tmp_path), shared).execute
+    )
+    assert "MemoryError: no room" in reasons(record)[0]
+    assert "no room" not in reasons(record)[1]
 
 
 # --------------------------------------------------------------------------- malformed replies
@@ -623,8 +600,9 @@ def test_an_identity_with_a_wrong_field_is_none(wrong):
 @pytest.mark.parametrize("run", ["", "../../etc", "AB" * 16, "a" * 31, "a" * 33, b"a" * 32, 5])
 def test_a_run_is_named_by_hex_digits_alone(run):
     with pytest.raises(CodecError):
-        run_of(RecordDict({ABOUT: ConfigRecord({"run": run})}))
-    assert run_of(RecordDict({ABOUT: ConfigRecord({"run": "a" * 32})})) == "a" * 32
+        request_of(RecordDict({ABOUT: ConfigRecord({"run": run})}))
+    content = put_frame(RecordDict({ABOUT: ConfigRecord({"run": "a" * 32})}), b"task")
+    assert request_of(content) == Request(run="a" * 32, bytes=4)
 
 
 @given(st.text())
@@ -656,12 +634,17 @@ def own_config(*more: str):
 
 
 def own_grid(c, folder: Path, **fields) -> FakeGrid:
-    nodes = [{"partition-id": i, "folder": str(folder)} for i in range(3)]
+    nodes = [{"partition-id": i, "folder": str(folder / f"client-{i}")} for i in range(3)]
     return FakeGrid(client_app(own(c, own_net, own_data)), nodes, **fields)
 
 
 def test_a_users_network_trains_on_data_that_only_the_nodes_have(tmp_path):
     c = own_config("plan.head=personal_uploaded")
+    for i in range(3):  # which needs the consent of every node's owner
+        (tmp_path / "nodes" / f"client-{i}").mkdir(parents=True)
+        (tmp_path / "nodes" / f"client-{i}" / "policy.toml").write_text(
+            "[layers]\npersonal_uploaded = true\n"
+        )
 
     def trained(folder: Path | None):
         grid = own_grid(c, tmp_path / "nodes")

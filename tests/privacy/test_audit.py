@@ -28,7 +28,6 @@ SUBJECT = Subject(
         steps_per_task=10,
         epsilon=8.0,
         delta=1e-5,
-        accountant="RDP",
         allowed_steps=250,
     ),
     local=LocalSettings(steps=10),

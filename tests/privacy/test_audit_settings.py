@@ -38,7 +38,7 @@ SETTINGS = [
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accountant, "best", lambda: "RDP")  # test_accountant.py compares the two
+    monkeypatch.setitem(accountant.ACCOUNTANTS, "PLD", accountant.rdp)
 
 
 def findings(settings: str) -> list[Finding]:

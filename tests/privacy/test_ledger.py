@@ -1,29 +1,26 @@
-"""The ledger only grows, on disk before tasks are sent; a device refuses what costs too much."""
+"""The ledger only grows, is on disk before tasks are sent, and shows what is missing or changed."""
 
 import json
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fedp3.core.errors import InputError, RunError
-from fedp3.core.files import locked
 from fedp3.privacy import accountant
 from fedp3.privacy.ledger import (
     FILE,
-    Budget,
+    NO_LINE,
+    Anchor,
     Charge,
     Ledger,
-    Policy,
     append,
     composed,
     open_ledger,
-    permit,
     read,
     summary,
 )
-from fedp3.privacy.settings import Mechanism
+from fedp3.privacy.settings import Budget, Mechanism
 
 OS, SEEDED = (
     Mechanism(clip=1.0, noise_multiplier=1.2, sample_rate=0.1, randomness="os"),
@@ -37,7 +34,6 @@ def budget(mechanism: Mechanism, allowed: int = 40) -> Budget:
         steps_per_task=10,
         epsilon=8.0,
         delta=1e-5,
-        accountant="RDP",
         allowed_steps=allowed,
     )
 
@@ -49,7 +45,7 @@ def test_a_client_can_pay_until_its_steps_are_spent() -> None:
         ledger.charge([3], t)
     assert not ledger.can_pay(3, 4) and ledger.can_pay(4, 4)
     assert ledger.spent(3, 4) == 40
-    assert ledger.epsilons() == {3: accountant.epsilon({(1.2, 0.1): 40}, 1e-5, "RDP")}
+    assert ledger.epsilons() == {3: accountant.epsilon({(1.2, 0.1): 40}, 1e-5)}
     assert ledger.epsilon_max() == ledger.epsilons()[3]
 
 
@@ -79,10 +75,13 @@ def test_charges_are_on_disk_before_charge_returns(
     monkeypatch.setattr("os.fsync", lambda handle: synced.append((tmp_path / FILE).stat().st_size))
     open_ledger(budget(OS), "r", tmp_path).charge([5, 6], 2)
     assert synced == [(tmp_path / FILE).stat().st_size]
-    assert [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()] == [
-        {"client": i, "t": 2, "steps": 10, "noise_multiplier": 1.2, "sample_rate": 0.1, "run": "r"}
-        for i in (5, 6)
-    ]
+    lines = [json.loads(line) for line in (tmp_path / FILE).read_text().splitlines()]
+    want = {"t": 2, "steps": 10, "noise_multiplier": 1.2, "sample_rate": 0.1, "run": "r"}
+    want |= {"released": "update", "account": "training"}
+    want |= {"epsilon": accountant.epsilon({(1.2, 0.1): 10}, 1e-5)}
+    for i, line in zip((5, 6), lines, strict=True):
+        assert line.pop("time").endswith("+00:00") and len(line.pop("previous")) == 64
+        assert line == {"client": i, **want}
 
 
 def test_a_line_cut_short_by_a_crash_does_not_spoil_the_next(tmp_path: Path) -> None:
@@ -100,7 +99,7 @@ def test_a_ledger_of_an_older_version_still_counts(tmp_path: Path) -> None:
     (tmp_path / FILE).write_text('{"client":0,"t":3,"steps":10,"z":1.2,"q":0.1,"run":"r"}\n')
     ledger = open_ledger(budget(OS), "r", tmp_path)
     assert ledger.spent(0, 4) == 10
-    assert ledger.epsilons() == {0: accountant.epsilon({(1.2, 0.1): 10}, 1e-5, "RDP")}
+    assert ledger.epsilons() == {0: accountant.epsilon({(1.2, 0.1): 10}, 1e-5)}
 
 
 @pytest.mark.parametrize(
@@ -130,58 +129,61 @@ def test_a_disk_that_is_full_stops_the_task(tmp_path: Path) -> None:
         open_ledger(budget(OS), "r", tmp_path / "missing").charge([0], 0)
 
 
-# --------------------------------------------------------------------------- on a device
+# --------------------------------------------------------------------------- the chain
 
 
-def test_a_device_pays_over_all_runs_and_then_refuses(tmp_path: Path) -> None:
-    policy = Policy(4.0, 1e-5)
-    reasons = [permit(tmp_path, 7, t, OS, 10, policy, f"run{t % 2}") for t in range(8)]
-    paid = reasons.index(next(r for r in reasons if r))
-    assert 0 < paid < 8 and all(reasons[paid:]) and len(read(tmp_path)) == paid, (
-        "a refused task is not charged"
-    )
-    assert accountant.epsilon(composed(read(tmp_path)), 1e-5) <= 4.0
-    assert "this device allows 4" in reasons[-1]
-    assert not permit(tmp_path, 8, 0, OS, 10, policy), (
-        "another client of the same folder has its own account"
-    )
+def charge(t: int = 0) -> Charge:
+    return Charge(client=0, t=t, steps=10, noise_multiplier=1.2, sample_rate=0.1)
 
 
-def test_a_device_that_is_asked_twice_at_once_pays_one_after_the_other(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(1) as elsewhere:
-        with locked(
-            tmp_path, ".ledger"
-        ):  # as the first of two tasks holds it between reading and writing
-            second = elsewhere.submit(permit, tmp_path, 7, 1, OS, 10, Policy(8.0))
-            with pytest.raises(TimeoutError):
-                second.result(timeout=0.3)
-            append(
-                tmp_path,
-                [
-                    Charge(
-                        client=7,
-                        t=0,
-                        steps=10,
-                        noise_multiplier=OS.noise_multiplier,
-                        sample_rate=OS.sample_rate,
-                    )
-                ],
-            )
-        assert not second.result()
-    assert [c.t for c in read(tmp_path)] == [0, 1]
+def test_a_line_that_was_changed_left_out_or_moved_is_noticed(tmp_path: Path) -> None:
+    append(tmp_path, [charge(t) for t in range(4)])
+    lines = (tmp_path / FILE).read_text().splitlines(keepends=True)
+    assert json.loads(lines[0])["previous"] == NO_LINE
+    cheaper = lines[1].replace('"steps": 10', '"steps": 1')
+    unchained = json.dumps({k: v for k, v in json.loads(lines[2]).items() if k != "previous"})
+    for wrong in (
+        [lines[0], cheaper, *lines[2:]],
+        [lines[0], *lines[2:]],
+        [lines[1], lines[0], *lines[2:]],
+        [*lines[:2], unchained + "\n", lines[3]],
+    ):
+        (tmp_path / FILE).write_text("".join(wrong))
+        with pytest.raises(RunError, match="was changed before line"):
+            read(tmp_path)
+    (tmp_path / FILE).write_text("".join(lines))
+    assert len(read(tmp_path)) == 4
 
 
-def test_a_device_composes_runs_of_different_noise(tmp_path: Path) -> None:
-    assert not permit(tmp_path, 0, 0, replace(OS, noise_multiplier=1.0), 10, Policy(3.5))
-    alone = accountant.epsilon({(1.3, 0.1): 10}, 1e-5)
-    assert alone < 3.5
-    assert permit(tmp_path, 0, 0, replace(OS, noise_multiplier=0.8), 10, Policy(3.5))
+def test_an_anchor_notices_a_ledger_that_was_deleted_cut_or_replaced(tmp_path: Path) -> None:
+    append(tmp_path, [charge(0)])
+    anchor = append(tmp_path, [charge(1)])
+    assert anchor.entries == 2
+    append(tmp_path, [charge(2)])
+    assert len(read(tmp_path, anchor)) == 3, "it may have grown since"
+    first = (tmp_path / FILE).read_text().splitlines(keepends=True)[0]
+    (tmp_path / FILE).write_text(first)
+    with pytest.raises(RunError, match="deleted, cut or replaced"):
+        read(tmp_path, anchor)
+    (tmp_path / FILE).unlink()
+    with pytest.raises(RunError, match="deleted, cut or replaced"):
+        read(tmp_path, anchor)
+    append(tmp_path, [charge(5), charge(6)])
+    with pytest.raises(RunError, match="deleted, cut or replaced"):
+        read(tmp_path, anchor)
+    assert read(tmp_path, Anchor()), "an anchor of an empty ledger fits every ledger"
 
 
-def test_a_device_refuses_noise_it_did_not_draw_and_runs_without_any(tmp_path: Path) -> None:
-    assert "seeded" in permit(tmp_path, 0, 0, SEEDED, 10, Policy(8.0))
-    assert "LDP" in permit(tmp_path, 0, 0, None, 10, Policy(8.0))
-    assert not read(tmp_path)
+def test_a_run_whose_ledger_is_gone_is_not_resumed_as_if_nothing_was_spent(tmp_path: Path) -> None:
+    ledger = open_ledger(budget(OS), "r", tmp_path)
+    ledger.charge([0], 0)
+    ledger.charge([0], 1)
+    assert open_ledger(budget(OS), "r", tmp_path, rounds=2).spent(0, 2) == 20
+    with pytest.raises(RunError, match="missing or incomplete: the run has finished 3 rounds"):
+        open_ledger(budget(OS), "r", tmp_path, rounds=3)
+    (tmp_path / FILE).unlink()
+    with pytest.raises(RunError, match="missing or incomplete"):
+        open_ledger(budget(OS), "r", tmp_path, rounds=1)
 
 
 def test_a_summary_is_a_range_and_never_one_number() -> None:

@@ -22,7 +22,7 @@ from fedp3.privacy.settings import Mechanism
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accountant, "best", lambda: "RDP")
+    monkeypatch.setitem(accountant.ACCOUNTANTS, "PLD", accountant.rdp)
 
 
 class Between(nn.Module):

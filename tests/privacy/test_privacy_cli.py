@@ -1,18 +1,13 @@
-"""`fedp3 privacy` and `fedp3 audit` as a user types them, and the ledger of a node."""
+"""`fedp3 privacy` and `fedp3 audit` as a user types them."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fedp3.cli import main
-from fedp3.core.errors import InputError, RunError
 from fedp3.privacy.ledger import read
-from fedp3.privacy.mechanism import PrivateSteps
-from fedp3.privacy.settings import Mechanism
-from worlds import world
 
 SIZES = ["--sample-rate", "0.12245", "--steps", "100", "--delta", "1e-5"]
 
@@ -97,39 +92,31 @@ def test_a_failed_audit_is_a_failed_command(
     assert "do not release" in output(["audit", str(tmp_path / "my.toml")], capsys, 1)
 
 
-# --------------------------------------------------------------------------- a node of Flower
+# --------------------------------------------------------------------------- ledger and statement
 
 
-def test_a_node_charges_its_own_ledger_before_it_trains_and_refuses_what_is_too_dear(
-    tmp_path: Path,
+def test_a_statement_says_what_was_promised_drawn_and_released(
+    tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fedp3.engines.flower import node
-
-    w = world("mlp", steps=10)
-    mechanism = Mechanism(clip=1.0, noise_multiplier=1.5, sample_rate=0.2)
-    context = replace(w.context, steps=PrivateSteps(mechanism))
-    task = w.tasks(w.plans())[1]
-    settings: dict[str, object] = {
-        "partition-id": 1,
-        "folder": str(tmp_path),
-        "epsilon": 3,
-        "delta": 1e-3,
-    }
-    home = node.home_of(settings, "run-0")
-
-    def until_refused() -> None:
-        for t in range(20):
-            node.admit(
-                replace(task, t=t), context, settings, node.home_of(settings, f"run-{t % 2}")
-            )
-
-    with pytest.raises(RunError, match="this device allows 3"):
-        until_refused()
-    charged = read(tmp_path)
-    assert 0 < len(charged) < 20 and {c.steps for c in charged} == {10}
-    assert {c.run for c in charged} == {"run-0", "run-1"}, "all runs are on one account"
-    node.admit(replace(task, kind="evaluate"), context, settings, home)
-    with pytest.raises(RunError, match="under LDP only"):
-        node.admit(task, w.context, settings, home)
-    with pytest.raises(InputError, match="epsilon"):
-        node.admit(task, context, settings | {"epsilon": "much"}, home)
+    monkeypatch.chdir(tmp_path)
+    output(["init", "my.toml"], capsys)
+    small = ["model.width=0.02", "run.rounds=2", "run.clients_per_round=2", "local.steps=2"]
+    run = ["run", "my.toml", *small, "privacy.enabled=true", "run.final_p=false", "--out", "a"]
+    output(run, capsys)
+    shown = output(["privacy", "ledger", "a"], capsys)
+    assert "4 lines, chain complete" in shown
+    exported = output(["privacy", "ledger", "a", "--csv"], capsys).splitlines()
+    assert len(exported) == 5 and exported[0].startswith("client,t,steps,noise_multiplier")
+    assert "a/privacy.md" in output(["privacy", "statement", "a"], capsys)
+    text = (tmp_path / "a" / "privacy.md").read_text()
+    drawn = {c.noise_multiplier for c in read(tmp_path / "a")}
+    assert f"noise multiplier {drawn.pop():g}, sample rate 0.1: 4 tasks" in text and not drawn
+    for words in ("add/remove one record", "4 updates", "Outside epsilon", "Assumptions"):
+        assert words in text
+    assert "probe" not in text and "discarded" not in text, "P was switched off"
+    changed = (tmp_path / "a" / "ledger.jsonl").read_text().replace('"steps": 2', '"steps": 1', 1)
+    (tmp_path / "a" / "ledger.jsonl").write_text(changed)
+    assert "was changed" in output(["privacy", "ledger", "a"], capsys, 1)
+    output(["run", "my.toml", *small, "--out", "b"], capsys)
+    assert "nothing is promised" in output(["privacy", "statement", "b"], capsys, 2)
+    assert "is not a ledger" in output(["privacy", "ledger", "my.toml"], capsys, 2)

@@ -73,6 +73,14 @@ def test_failures_and_clients_without_tests_are_not_counted():
     assert accuracy([]) is None
 
 
+def test_a_node_that_adds_noise_returns_no_loss_and_counts_all_the_same():
+    noisy = ClientUpdate(client=0, t=0, tensors={}, examples=1, metrics={"correct": 1, "tested": 2})
+    both = accuracy([noisy, scored(1, 1, 4)])
+    assert both.clients == {0: 0.5, 1: 0.25}
+    assert both.loss == accuracy([scored(1, 1, 4)]).loss
+    assert math.isnan(accuracy([noisy]).loss)
+
+
 @pytest.mark.parametrize(
     "metrics",
     [
@@ -81,7 +89,7 @@ def test_failures_and_clients_without_tests_are_not_counted():
         {"correct": math.nan, "tested": 2, "test_loss": 1.0},
         {"correct": 1, "tested": math.nan, "test_loss": 1.0},
         {"tested": 2, "test_loss": 1.0},
-        {"correct": 1, "tested": 2},
+        {"correct": 1, "tested": 2, "test_loss": "low"},
         {"correct": "1", "tested": 2, "test_loss": 1.0},
     ],
 )

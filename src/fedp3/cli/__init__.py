@@ -24,6 +24,8 @@ from fedp3.cli import (
     flower,
     init,
     methods,
+    node,
+    permit,
     plan,
     privacy,
     report,
@@ -69,6 +71,8 @@ def command_line(offered: Iterable[EntryPoint]) -> typer.Typer:
     app.add_typer(privacy.app, name="privacy")
     app.command("audit")(audit.audit)
     app.add_typer(flower.app, name="flower")
+    app.add_typer(node.app, name="node")
+    app.add_typer(permit.app, name="permit")
     app.command("doctor")(doctor.doctor)
     # Where the package of these commands is installed, it replaces them below.
     for name in IN_A_CHECKOUT:

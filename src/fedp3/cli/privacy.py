@@ -1,6 +1,7 @@
-"""`fedp3 privacy`: the epsilon of private steps, and the noise for an epsilon."""
+"""`fedp3 privacy`: epsilons, noise, ledgers, and the statement of a run."""
 
 import math
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -10,7 +11,7 @@ from fedp3.cli.options import AsJson
 from fedp3.core.errors import InputError
 
 app = typer.Typer(
-    help="Compute the epsilon of private steps under LDP, and the noise for an epsilon.",
+    help="Compute epsilons and noise under LDP, show ledgers, and write the statement of a run.",
     no_args_is_help=True,
     epilog="Example: fedp3 privacy sigma --epsilon 8 --sample-rate 0.1 --steps 160",
 )
@@ -106,6 +107,75 @@ def sigma(
     terminal.line(f"accountant {result['accountant']}")
 
 
+@app.command("ledger")
+def show_ledger(
+    path: Annotated[Path, typer.Argument(help="Ledger file, run folder or folder of a node")],
+    csv: Annotated[bool, typer.Option("--csv", help="Print all lines as CSV")] = False,
+    json: AsJson = False,
+) -> None:
+    """Check a ledger's chain of hashes, and show or export what it says.
+
+    Example: fedp3 privacy ledger runs/a
+    """
+    from dataclasses import asdict, fields
+
+    from fedp3.privacy import ledger
+
+    folder = path if path.is_dir() else path.parent
+    if not (folder / ledger.FILE).exists() or (path.is_file() and path.name != ledger.FILE):
+        raise InputError(f"{path} is not a ledger: want a file {ledger.FILE}, or its folder")
+    charges = ledger.read(folder)
+    if csv:
+        names = [field.name for field in fields(ledger.Charge)]
+        print(",".join(names))
+        for c in charges:
+            print(",".join("" if v is None else str(v) for v in asdict(c).values()))
+        return
+    anchor = ledger.anchor_of(folder)
+    if json:
+        charged = [asdict(c) for c in charges]
+        terminal.as_json({"charges": charged, "entries": anchor.entries, "last": anchor.last})
+        return
+    columns = dict.fromkeys(("client", "account"), "left") | dict.fromkeys(
+        ("tasks", "steps", "epsilon", "last"), "right"
+    )
+    rows_by_client: dict[tuple[int, str], list[Any]] = {}
+    for c in charges:
+        rows_by_client.setdefault((c.client, c.account), []).append(c)
+    rows = []
+    for (client, account), own in sorted(rows_by_client.items()):
+        last = own[-1]
+        spent = "-" if last.epsilon is None else f"{last.epsilon:.4g}"
+        steps = sum(c.steps for c in own)
+        rows.append((str(client), account, str(len(own)), str(steps), spent, last.time))
+    terminal.table(columns, rows)
+    terminal.line(f"{anchor.entries} lines, chain complete; last line {anchor.last[:16]}")
+
+
+@app.command("statement")
+def write_statement(
+    folder: Annotated[Path, typer.Argument(help="Run folder of a run under LDP")],
+    out: Annotated[
+        Path | None, typer.Option("--out", help="File to write; by default RUN/privacy.md")
+    ] = None,
+) -> None:
+    """Write the privacy statement of a run, for a reviewer to check and sign.
+
+    Example: fedp3 privacy statement runs/a
+    """
+    from fedp3.core.files import read_json, write_atomic
+    from fedp3.privacy import ledger
+    from fedp3.privacy.statement import statement
+
+    about = read_json(folder / "run.json")
+    if "privacy" not in about:
+        raise InputError(f"{folder} ran without LDP: nothing is promised, so nothing is stated")
+    text = statement(folder.resolve().name, about, ledger.read(folder), ledger.anchor_of(folder))
+    path = out or folder / "privacy.md"
+    write_atomic(path, (text + "\n").encode())
+    terminal.line(f"wrote {path}")
+
+
 def _check(rate: float, steps: int) -> None:
     if not 0 < rate <= 1:
         raise InputError(f"--sample-rate must be a probability in (0, 1], got {rate:g}")
@@ -122,7 +192,7 @@ def _assumptions(rate: float, steps: int, delta: float) -> dict[str, Any]:
     from fedp3.privacy import accountant
 
     return {
-        "accountant": accountant.describe(accountant.best()),
+        "accountant": accountant.describe(),
         "adjacency": accountant.ADJACENCY,
         "sampling": accountant.SAMPLING,
         "sample_rate": rate,

@@ -44,6 +44,11 @@ class RunSettings:
     eval_every: int = Field(
         default=10, ge=0, description="rounds between evaluations; 0 means only at the end"
     )
+    final_p: bool = Field(
+        default=True,
+        description="measure P, the accuracy after one local update, once training is over; under "
+        "LDP this update is charged like a round",
+    )
     checkpoint_every: int = Field(
         default=1,
         ge=1,

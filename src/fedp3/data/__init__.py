@@ -12,6 +12,7 @@ The paper pools the published train and test parts and splits every client's sam
     partition.py       which samples belong to which client
     partition_file.py  a user's partition from a file
     shards.py          the train and test samples of one client
+    record_ids.py      the identity of a record, in every run and under every preprocessing
 """
 
 from fedp3.data.catalogue import DATASETS, DataSettings, Row, find, inventory, load

@@ -79,7 +79,9 @@ def load(name: str, data_dir: Path | None = None, pad_to: int | None = None) -> 
             the paper's CNN.
     """
     data = DATASETS.pick(name)(data_dir)
-    return data if pad_to is None else replace(data, x=_padded(data.x, pad_to, name))
+    if pad_to is None or data.x.shape[-2:] == (pad_to, pad_to):
+        return data
+    return replace(data, x=_padded(data.x, pad_to, name), raw=data.x)
 
 
 def _load_published(name: str, data_dir: Path | None) -> Dataset:

@@ -35,6 +35,8 @@ class Dataset:
         std: the standard deviation of each channel on the 0..1 scale.
         crop: the padding of the random crop; 0 means no crop.
         flip: whether images are flipped horizontally at random.
+        raw: the samples before padding, where `x` was padded: what identifies a record.
+        ids: a stable identifier of each sample, if its values alone do not identify it.
     """
 
     name: str
@@ -45,6 +47,8 @@ class Dataset:
     std: tuple[float, ...] = ()
     crop: int = 0
     flip: bool = False
+    raw: Tensor | None = None
+    ids: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         problem = self._problem()
@@ -62,6 +66,10 @@ class Dataset:
             return f"has samples of {self.x.dtype}, want uint8 or float32"
         if self.y.dtype != torch.int64:
             return f"has labels of {self.y.dtype}, want int64"
+        if self.raw is not None and len(self.raw) != n:
+            return f"has {n} samples but {len(self.raw)} raw ones"
+        if self.ids is not None and (len(self.ids) != n or len(set(self.ids)) != n):
+            return f"has {n} samples but {len(set(self.ids))} different ids"
         if len(self.mean) != len(self.std):
             return f"has {len(self.mean)} means but {len(self.std)} standard deviations"
         if self.crop < 0 or not all(s > 0 for s in self.std):
@@ -123,6 +131,7 @@ def from_tensors(
     *,
     name: str = "user",
     classes: int | None = None,
+    ids: Sequence[str] | None = None,
 ) -> Dataset:
     """Create a data set from tensors or arrays.
 
@@ -132,6 +141,8 @@ def from_tensors(
         y: integer labels from 0.
         name: the name of the data set in reports.
         classes: the number of classes; by default the largest label plus one.
+        ids: a stable identifier of each sample.  Under LDP a device recognises its records by it,
+            so pass one if your preprocessing changes; by default the values identify a sample.
     """
     samples, labels = _as_tensor(x), _as_tensor(y)
     if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
@@ -149,7 +160,13 @@ def from_tensors(
         )
     if classes is None:
         classes = int(labels.max()) + 1 if labels.numel() else 0
-    return Dataset(name=name, x=samples, y=labels, classes=classes)
+    return Dataset(
+        name=name,
+        x=samples,
+        y=labels,
+        classes=classes,
+        ids=None if ids is None else tuple(map(str, ids)),
+    )
 
 
 def _as_tensor(values: Tensor | npt.NDArray[Any]) -> Tensor:

@@ -7,6 +7,7 @@ disks, under a name that the run folder records, and are in no checkpoint.
 import json
 import logging
 import secrets
+import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -24,6 +25,8 @@ from fedp3.core.files import read_json
 from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.experiment.assemble import Experiment, assemble, check_plans
 from fedp3.messages.codec import room_for
+from fedp3.node.permits import Permit, read_permit
+from fedp3.privacy.mechanism import mechanism_of
 from fedp3.privacy.requirements import refused_deployment
 from fedp3.report import write_report
 from fedp3.runs import session
@@ -44,12 +47,14 @@ class ServeSettings:
         resume: continue the run in `out`.
         wait: seconds to wait for all nodes before the first round.
         plugins: files that the run uses; they are recorded in the run folder.
+        permit: the permission of a run owner, for nodes whose policy needs one.
     """
 
     out: Path | None = None
     resume: bool = False
     wait: float = 60.0
     plugins: tuple[Plugin, ...] = ()
+    permit: Permit | None = None
 
 
 def server_app(config: Path) -> ServerApp:
@@ -68,6 +73,7 @@ def server_app(config: Path) -> ServerApp:
             resume=bool(keys.get("resume")),
             wait=float(keys.get("wait", 60.0)),
             plugins=load_plugins(str(keys.get("use") or "").split()),
+            permit=_read_permit_file(str(keys.get("permit") or "")),
         )
         experiment = assemble(configs.load(config), Path(data_dir) if data_dir else None)
         serve(grid, experiment, settings)
@@ -82,16 +88,25 @@ def serve(grid: Grid, experiment: Experiment, settings: ServeSettings) -> Outcom
     if folder is not None and not settings.resume:
         session.refuse_existing(folder, RESUME)
     run = secrets.token_hex(16)
+    if settings.permit is not None:
+        _check_permit(settings.permit, config)
+        run = settings.permit.run
     if folder is not None and session.holds_run(folder):
         finished = session.read_finished(folder, config)
         if finished is not None:
             log(INFO, "%s holds a finished run", folder)
             return finished
         run = _run_name(folder)
+        if settings.permit is not None and settings.permit.run != run:
+            raise InputError(
+                f"the permit is for another run than the one in {folder}; sign one for run {run}"
+            )
     wire = Wire(
         spec=experiment.server.spec,
         digest=config.digest(),
         run=run,
+        mechanism=mechanism_of(experiment.client),
+        permit=settings.permit,
         deadline=config.run.deadline,
         room=room_for(experiment.start.extra),
     )
@@ -120,15 +135,15 @@ def serve(grid: Grid, experiment: Experiment, settings: ServeSettings) -> Outcom
 def as_registered(experiment: Experiment, roster: Roster) -> Experiment:
     """The experiment, adapted to the nodes that are online.
 
-    No node is sent more of a layer than it can hold.  If the server has no data, the number of a
-    client's examples is the one that its node reported.
+    No node is sent more of a layer than it can hold.  The number of a client's examples is the one
+    that its node reported: a node may split its records itself.
     """
     server = experiment.server
     reported = {i: roster.met[n] for i, n in roster.nodes.items()}
     keep, examples = list(server.keep), dict(server.examples)
     for i in reported.keys() & examples.keys():  # a node may claim a client that does not exist
         keep[i] = min(keep[i], reported[i].capacity)
-        examples[i] = examples[i] or reported[i].examples
+        examples[i] = reported[i].examples
     adapted = replace(server, keep=tuple(keep), examples=examples)
     check_plans(adapted)  # these nodes may hold less than the config assumes
     return replace(experiment, server=adapted)
@@ -142,6 +157,23 @@ def _run_name(folder: Path) -> str:
             f"continue it with: fedp3 resume {folder}"
         )
     return str(read_json(folder / "flower.json")["run"])
+
+
+def _read_permit_file(path: str) -> Permit | None:
+    if not path:
+        return None
+    try:
+        return read_permit(Path(path).read_text())
+    except OSError as error:
+        raise InputError(f"cannot read the permit {path}: {error.strerror or error}") from None
+
+
+def _check_permit(permit: Permit, config: Config) -> None:
+    """Refuse a permit that every node would refuse."""
+    if permit.config != config.digest():
+        raise InputError("the permit is for another config; sign one for this app's config.toml")
+    if permit.expires < time.time():
+        raise InputError(f"the permit ended at {permit.until}; sign a new one")
 
 
 def _log_round(rounds: int) -> session.OnRound:
@@ -251,6 +283,8 @@ wait = 60.0
 data-dir = "{data_dir}"
 # files that register your own parts, separated by spaces, on the machine of the SuperLink
 use = ""
+# a permit of a run owner (fedp3 permit sign), for nodes whose policy needs one
+permit = ""
 """
 
 _README = """\

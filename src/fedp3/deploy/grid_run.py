@@ -23,9 +23,10 @@ from fedp3.data import Dataset, from_tensors
 from fedp3.data.partition import split
 from fedp3.data.shards import Shard
 from fedp3.deploy.flower_app import ServeSettings, serve
-from fedp3.engines.flower import node
-from fedp3.engines.flower.client_app import LoadNode, NodeContext
+from fedp3.engines.flower.client_app import LoadNode, prepared_node
 from fedp3.experiment.assemble import assemble_from
+from fedp3.node.context import NodeContext
+from fedp3.node.folder import client_of
 from fedp3.runs.session import Outcome
 
 
@@ -77,7 +78,7 @@ def _own(
     data: Callable[[Context], Dataset],
     context: Context,
 ) -> NodeContext:
-    i, samples = node.client_of(context.node_config), data(context)
+    i, samples = client_of(context.node_config), data(context)
     if i >= config.partition.clients:
         raise InputError(f"partition-id={i}, but [partition] clients = {config.partition.clients}")
     everything = np.arange(len(samples.y))
@@ -85,8 +86,7 @@ def _own(
     # would be scored, without noise, in another.
     train, test = split(everything, seed=0, client=i, share=config.partition.train_share)
     shard = Shard(torch.from_numpy(train), torch.from_numpy(test))
-    experiment = assemble_from(config, net(), samples, shards={**_empty_shards(config), i: shard})
-    return NodeContext(client=i, context=experiment.client, shard=shard, digest=config.digest())
+    return prepared_node(config, i, net(), samples, context, shard=shard)
 
 
 def _empty_shards(config: Config) -> dict[int, Shard]:

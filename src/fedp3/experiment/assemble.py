@@ -34,7 +34,7 @@ from fedp3.models.zoo import MODELS, ModelSpec, build, channels_last
 from fedp3.planning.capacities import capacities
 from fedp3.planning.coverage import check_coverage, check_pruning
 from fedp3.planning.prune_settings import SELECTORS
-from fedp3.privacy import requirements
+from fedp3.privacy import accountant, requirements
 from fedp3.privacy.budget import Schedule, plan_budget
 from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.settings import AUTO, Mechanism
@@ -126,6 +126,8 @@ def assemble_from(
     data: Dataset,
     layers: Mapping[Layer, Sequence[str]] | None = None,
     shards: Mapping[int, Shard] | None = None,
+    *,
+    resolve_noise: bool = True,
 ) -> Experiment:
     """The experiment of a user's network and data.
 
@@ -135,6 +137,8 @@ def assemble_from(
         data: all samples.
         layers: layer name -> tensor names; None finds the layers by tracing.
         shards: the samples of each client; None partitions the data as the config describes.
+        resolve_noise: under LDP, find the noise and the budget; a node leaves this to the server,
+            whose tasks name the noise.
     """
     check_device(config.run.device)
     shards = _shards(config, data) if shards is None else shards
@@ -151,27 +155,26 @@ def assemble_from(
         extra=exchange.begin(spec.layers, data.classes) if exchange else {},
     )
     experiment = Experiment(config, server, client, shards, start)
-    return _with_privacy(experiment) if config.privacy.enabled else experiment
+    if not config.privacy.enabled:
+        return experiment
+    requirements.check(experiment.client, experiment.shards, config.privacy.delta)
+    if not resolve_noise:
+        return experiment
+    return _with_budget(experiment, config.privacy.noise_multiplier)
 
 
-def assemble_client(
-    config: Config, net: nn.Module, data: Dataset, mechanism: Mechanism | None
-) -> ClientContext:
+def assemble_client(config: Config, net: nn.Module, data: Dataset) -> ClientContext:
     """The clients' half of an experiment that was assembled, and thereby checked, before.
 
-    It needs no partition, no plans and no search for the noise, which take most of the time.
+    It needs no partition and no plans, which take most of the time.
 
     Args:
         config: the run.
         net: the network with its initial weights.
         data: all samples.
-        mechanism: what `assemble` resolved the privacy settings to; None without LDP.
     """
     check_device(config.run.device)
-    client = _client_context(config, _run_spec(config, net), net, data)
-    if mechanism is None:
-        return client
-    return replace(client, stacked=False, steps=PrivateSteps(mechanism))
+    return _client_context(config, _run_spec(config, net), net, data)
 
 
 def _run_spec(
@@ -238,11 +241,15 @@ def _client_context(config: Config, spec: RunSpec, net: nn.Module, data: Dataset
     )
 
 
-def _with_privacy(experiment: Experiment) -> Experiment:
-    """The experiment with its mechanism and budget; refused if the guarantee would not hold."""
+def _with_budget(experiment: Experiment, noise: float | str) -> Experiment:
+    """The experiment with its mechanism and budget.
+
+    Args:
+        experiment: the run, whose requirements were checked.
+        noise: the noise multiplier, or "auto" to find it.
+    """
+    accountant.require()
     settings = experiment.config.privacy
-    requirements.check(experiment.client, experiment.shards, settings.delta)
-    noise = settings.noise_multiplier
     mechanism = Mechanism(
         clip=settings.clip,
         noise_multiplier=0.0 if noise == AUTO else float(noise),
@@ -260,6 +267,14 @@ def _with_privacy(experiment: Experiment) -> Experiment:
     )
     client = replace(experiment.client, stacked=False, steps=PrivateSteps(budget.mechanism))
     return replace(experiment, server=replace(experiment.server, budget=budget), client=client)
+
+
+def with_noise(experiment: Experiment, noise: float | None) -> Experiment:
+    """The experiment under this noise multiplier, which its run was begun with."""
+    budget = experiment.server.budget
+    if budget is None or noise is None or noise == budget.mechanism.noise_multiplier:
+        return experiment
+    return _with_budget(experiment, noise)
 
 
 def _shards(config: Config, data: Dataset) -> dict[int, Shard]:

@@ -1,6 +1,8 @@
 """Fingerprint of a run's data, split and network, checked on resume."""
 
 import hashlib
+import os
+import secrets
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,11 +11,12 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
-from fedp3.core.errors import InputError
-from fedp3.core.files import read_json
+from fedp3.core.errors import InputError, RunError
+from fedp3.core.files import read_json, write_atomic
 from fedp3.core.hashing import model_sha256
 from fedp3.experiment.assemble import Experiment
 
+KEYED = ("machine", "data", "clients")
 INITIAL = "initial.safetensors"  # W_0 of a network that was passed in, not built from the config
 
 
@@ -35,8 +38,31 @@ def fingerprint(experiment: Experiment) -> dict[str, str]:
     }
     if not any(len(s.train) or len(s.test) for s in experiment.shards.values()):
         return about  # the samples are on the nodes; the server has one example
-    samples = _sha256(data.x.contiguous().numpy(), data.y.contiguous().numpy())
-    return about | {"data": samples, "clients": _sha256(*split)}
+    key = _machine_key()
+    samples = _sha256(key, data.x.contiguous().numpy(), data.y.contiguous().numpy())
+    return about | {
+        "machine": _sha256(key, b"which key"),
+        "data": samples,
+        "clients": _sha256(key, *split),
+    }
+
+
+def _machine_key() -> bytes:
+    """A secret of this user on this machine, with which hashes of data are computed.
+
+    Run folders are shared.  With a plain hash, whoever knows all records but one could test what
+    the last one is.
+    """
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    path = state / "fedp3" / "fingerprint.key"
+    try:
+        if not path.exists():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, secrets.token_bytes(32))
+            path.chmod(0o600)
+        return path.read_bytes()
+    except (OSError, RunError):
+        return secrets.token_bytes(32)  # then data cannot be compared later
 
 
 def _sha256(*parts: Any) -> str:
@@ -50,6 +76,9 @@ def check_fingerprint(folder: Path, experiment: Experiment) -> None:
     """Refuse to resume a run over other data, another split or a network with other layers."""
     then = read_json(folder / "run.json").get("inputs", {})
     now = fingerprint(experiment)
+    if then.get("machine") != now.get("machine"):
+        # Hashes of data mean nothing on another machine; those of the network still do.
+        now = {what: value for what, value in now.items() if what not in KEYED}
     other = [what for what, value in now.items() if then.get(what, value) != value]
     if other:
         raise InputError(

@@ -61,6 +61,27 @@ OTHERS: Mapping[str, LayerPlan] = {
 }
 
 
+def possible_layer_plans(settings: PlanSettings, *, head: bool) -> frozenset[LayerPlan]:
+    """Every plan of one layer that these settings can make, with `keep` left at 1.
+
+    Args:
+        settings: the run's `[plan]`.
+        head: whether the layer is the head, whose plan is always the same.
+    """
+    if head:
+        return frozenset([HEADS[settings.head]])
+    return frozenset([LayerPlan(), _outside(settings, 1.0)])
+
+
+def _outside(settings: PlanSettings, share: float) -> LayerPlan:
+    """The plan of a layer outside L_i at a device that can hold this share of it."""
+    other = OTHERS[settings.others]
+    if other.send != "pruned":
+        return other
+    train = other.train or settings.upload != "none"
+    return LayerPlan(send="pruned", keep=share, train=train, upload=settings.upload)
+
+
 def layer_sets(
     settings: PlanSettings, layers: LayerMap, clients: int, seed: int, t: int
 ) -> LayerSets:
@@ -87,14 +108,10 @@ def client_plans(
         t: the round, from 0.
         clients: the clients whose plans to return; None means all.
     """
-    other = OTHERS[settings.others]
 
     @cache  # clients with equal plans share one object
     def layer_plans(L_i: tuple[Layer, ...], share: float) -> Mapping[Layer, LayerPlan]:
-        outside = other
-        if other.send == "pruned":
-            train = other.train or settings.upload != "none"
-            outside = LayerPlan(send="pruned", keep=share, train=train, upload=settings.upload)
+        outside = _outside(settings, share)
         plans = {l: LayerPlan() if l in L_i else outside for l in layers.layers}
         plans[layers.head] = HEADS[settings.head]
         return plans

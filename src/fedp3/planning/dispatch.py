@@ -78,11 +78,12 @@ def global_tasks(
 
 
 def _sent_dense(plan: ClientPlan) -> dict[Layer, LayerPlan]:
-    """Every layer is sent dense, except personal ones; nothing is uploaded."""
-    return {
-        l: p if p.send == "none" and p.upload == "none" else LayerPlan(upload="none")
-        for l, p in plan.layers.items()
-    }
+    return {l: scored_layer_plan(p) for l, p in plan.layers.items()}
+
+
+def scored_layer_plan(p: LayerPlan) -> LayerPlan:
+    """A layer's plan where G is scored: sent dense unless it is personal; nothing is uploaded."""
+    return p if p.send == "none" and p.upload == "none" else LayerPlan(upload="none")
 
 
 def dispatched_tasks(

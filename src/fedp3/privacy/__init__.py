@@ -3,7 +3,9 @@
 - `settings`: the [privacy] section of a config, and the mechanism that it resolves to.
 - `mechanism`: one private step; `clipping` clips the gradient of each record.
 - `accountant`: the epsilon of many steps, and the noise that a target epsilon needs.
-- `budget`: what a run may cost each client; `ledger` records what each client has spent.
+- `budget`: what a run may cost each client; `ledger` records what each client has spent, and
+  `record_ledger` what several runs cost each record.
+- `statement`: the document about a run that a reviewer signs.
 - `requirements`: every reason to refuse a run under LDP.
 - `disclosure`: what a reader of a run must know about its privacy.
 - `audit`: attacks on the code that runs.

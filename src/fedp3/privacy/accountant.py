@@ -7,10 +7,11 @@ A step has a noise multiplier z and a sample rate q.  Neighbouring data sets dif
       R_α = log E_{x ~ N(0, z²)} [(1 - q + q e^{(2x - 1) / 2z²})^α] / (α - 1).
   Divergences add up over steps, and
       epsilon(δ) = min_α R_α + log((α - 1) / α) - log(δ α) / (α - 1).
-- PLD: dp-accounting, where it is installed, composes the entire privacy loss distribution, which
-  gives an epsilon about a tenth smaller.
+- PLD: dp-accounting composes the entire privacy loss distribution, which gives an epsilon about a
+  tenth smaller.
 
-Both bound epsilon from above, so the smaller number holds.
+Both bound epsilon from above.  PLD is what every number in this package is; RDP is our own code and
+checks it: no epsilon is ever stated that is above RDP's.
 """
 
 import importlib.util
@@ -44,13 +45,13 @@ FINEST_GRID = 1e-5  # the smallest grid interval of a loss distribution
 ORDERS = 1 + np.geomspace(0.03, 2000, 120)  # the orders α that are tried
 
 
-def epsilon(spent: Spent, delta: float, accountant: str = "") -> float:
+def epsilon(spent: Spent, delta: float, accountant: str = "PLD") -> float:
     """The epsilon of these steps together.
 
     Args:
         spent: number of steps by noise multiplier and sample rate.
         delta: the delta at which epsilon holds.
-        accountant: "PLD" or "RDP"; the tightest one that is installed if empty.
+        accountant: "PLD", or "RDP" for the bound that checks it.
     """
     steps = tuple(sorted((z, q, k) for (z, q), k in spent.items() if k > 0 and q > 0))
     _check(delta, steps)
@@ -58,19 +59,21 @@ def epsilon(spent: Spent, delta: float, accountant: str = "") -> float:
         return 0.0
     if any(z == 0 for z, _, _ in steps):
         return math.inf
-    return pick(ACCOUNTANTS, accountant or best(), "accountant")(steps, delta)
+    return pick(ACCOUNTANTS, accountant, "accountant")(steps, delta)
 
 
-def best() -> str:
-    """The tightest accountant that is installed."""
-    return "PLD" if importlib.util.find_spec("dp_accounting") else "RDP"
+def require() -> None:
+    """Raise an error if the package that accounts for LDP is not installed."""
+    if importlib.util.find_spec("dp_accounting") is None:
+        raise InputError(
+            "LDP is accounted with dp-accounting, which is not installed; add it with: "
+            "pip install 'fedp3[privacy]'"
+        )
 
 
-def describe(accountant: str) -> str:
-    """The name of an accountant, with the software behind it."""
-    if accountant != "PLD":
-        return f"{accountant} (fedp3)"
-    return f"{accountant} (dp-accounting {version('dp-accounting')}; RDP where that is less)"
+def describe() -> str:
+    """The accountant, with the software behind it."""
+    return f"PLD (dp-accounting {version('dp-accounting')}; RDP (fedp3) where that is less)"
 
 
 def _check(delta: float, steps: Steps = ()) -> None:
@@ -122,6 +125,7 @@ def rdp(steps: Steps, delta: float) -> float:
 
 @lru_cache(maxsize=64)
 def _loss_distribution(z: float, q: float, interval: float) -> Any:
+    require()
     from dp_accounting.pld import privacy_loss_distribution as distributions
 
     return distributions.from_gaussian_mechanism(
@@ -171,7 +175,7 @@ ACCOUNTANTS: Mapping[str, Callable[[Steps, float], float]] = {"PLD": pld, "RDP":
 
 
 def noise_multiplier(
-    target: float, delta: float, rate: float, steps: int, accountant: str = ""
+    target: float, delta: float, rate: float, steps: int, accountant: str = "PLD"
 ) -> float:
     """The least noise multiplier, to four digits, under which the steps stay within the target.
 
@@ -180,7 +184,7 @@ def noise_multiplier(
         delta: the delta at which epsilon holds.
         rate: the sample rate.
         steps: number of steps.
-        accountant: "PLD" or "RDP"; the tightest one that is installed if empty.
+        accountant: "PLD", or "RDP" for the bound that checks it.
     """
     _check(delta, ((0.0, rate, steps),))
     if not target > 0:
@@ -192,7 +196,7 @@ def noise_multiplier(
         return lambda z: epsilon({(z, rate): steps}, delta, name)
 
     by_rdp = _least_noise(cost_by("RDP"), target, 0.01, 1e5)
-    if (accountant or best()) == "RDP":
+    if accountant == "RDP":
         return by_rdp
     # RDP needs about a tenth more noise than PLD, and never a third more.
     return _least_noise(cost_by("PLD"), target, 0.7 * by_rdp, by_rdp)
@@ -222,7 +226,9 @@ def _least_noise(cost: Callable[[float], float], target: float, low: float, high
     return float(math.ceil(high * 10.0**digits) / 10.0**digits)
 
 
-def allowed_steps(z: float, rate: float, target: float, delta: float, accountant: str = "") -> int:
+def allowed_steps(
+    z: float, rate: float, target: float, delta: float, accountant: str = "PLD"
+) -> int:
     """The largest number of steps that stays within the target.
 
     Args:
@@ -230,7 +236,7 @@ def allowed_steps(z: float, rate: float, target: float, delta: float, accountant
         rate: the sample rate.
         target: the epsilon that is allowed.
         delta: the delta at which epsilon holds.
-        accountant: "PLD" or "RDP"; the tightest one that is installed if empty.
+        accountant: "PLD", or "RDP" for the bound that checks it.
     """
     if math.isinf(target):
         return UNLIMITED_STEPS
@@ -241,7 +247,7 @@ def allowed_steps(z: float, rate: float, target: float, delta: float, accountant
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         by_order = (target - _offsets(delta)) / _renyi(z, rate)
     low = int(min(max(0.0, np.nanmax(by_order)), UNLIMITED_STEPS))
-    if (accountant or best()) == "RDP" or low >= MAX_PLD_STEPS:
+    if accountant == "RDP" or low >= MAX_PLD_STEPS:
         return low
 
     def fits(steps: int) -> bool:

@@ -21,14 +21,14 @@ class Schedule:
 
 
 def count_tasks(schedule: Schedule, ledger: Ledger | None = None) -> Counter[int]:
-    """Count the tasks that each client gets if nothing fails, including the final probe.
+    """Count the tasks that each client gets if nothing fails, including those that measure P.
 
     Args:
         schedule: the rounds and the clients.
         ledger: if given, tasks are charged to it, and clients that cannot pay are left out.
     """
     tasks: Counter[int] = Counter()
-    for t in range(schedule.run.rounds + 1):
+    for t in range(schedule.run.rounds + schedule.run.final_p):
         clients = eligible_clients(schedule.examples, t, None if ledger is None else ledger.can_pay)
         if t < schedule.run.rounds:
             clients = sample_clients(clients, schedule.run, t)
@@ -59,21 +59,17 @@ def plan_budget(
     """
     steps = mechanism.steps_per_task(local)
     rate = mechanism.sample_rate
-    method = accountant.best()
     planned_steps = None
     if find_noise:
         planned_steps = steps * max(count_tasks(schedule).values(), default=0)
-        noise = accountant.noise_multiplier(epsilon, delta, rate, planned_steps, method)
+        noise = accountant.noise_multiplier(epsilon, delta, rate, planned_steps)
         mechanism = replace(mechanism, noise_multiplier=noise)
-    allowed_steps = accountant.allowed_steps(
-        mechanism.noise_multiplier, rate, epsilon, delta, method
-    )
+    allowed_steps = accountant.allowed_steps(mechanism.noise_multiplier, rate, epsilon, delta)
     budget = Budget(
         mechanism=mechanism,
         steps_per_task=steps,
         epsilon=epsilon,
         delta=delta,
-        accountant=method,
         allowed_steps=allowed_steps,
     )
     requirements.check_budget(budget, planned_steps)

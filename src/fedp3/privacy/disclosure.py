@@ -18,6 +18,8 @@ UNACCOUNTED = (
     "the mean and deviation that normalise inputs, where a data set provides them",
     "settings that were tuned on these data: learning rate, clip, rounds",
     "samples of each class at each client, where a report of a simulation shows them",
+    "when messages arrive and how large they are: the number of records in a step varies, and the "
+    "time of a step with it",
 )
 
 
@@ -86,7 +88,7 @@ def described(budget: Budget) -> dict[str, object]:
         "noise_multiplier": mechanism.noise_multiplier,
         "sample_rate": mechanism.sample_rate,
         "clip": mechanism.clip,
-        "accountant": accountant.describe(budget.accountant),
+        "accountant": accountant.describe(),
         "adjacency": accountant.ADJACENCY,
         "sampling": accountant.SAMPLING,
         "randomness": mechanism.randomness,

@@ -89,6 +89,14 @@ def _seeded_noise(privacy: PrivacySettings) -> Reasons:
         )
 
 
+def _ledger_over_runs(privacy: PrivacySettings) -> Reasons:
+    if privacy.enabled and privacy.ledger:
+        yield (
+            "[privacy] ledger is for runs on one machine: in a deployment every node adds up all "
+            "runs in its own ledger; leave it out"
+        )
+
+
 # --------------------------------------------------------------------------- rules: assembled run
 
 
@@ -240,7 +248,7 @@ class Refusals:
 
 REFUSALS = Refusals(
     settings=(_noise_without_ldp, _training_without_noise, _no_noise),
-    deployment=(_seeded_noise,),
+    deployment=(_seeded_noise, _ledger_over_runs),
     assembled=(
         _batch_statistics,
         _uploaded_buffers,

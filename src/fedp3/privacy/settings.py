@@ -58,6 +58,12 @@ class PrivacySettings:
         "only: whoever knows the seed can remove the noise)",
     )
 
+    ledger: str = Field(
+        default="",
+        description="file in which runs of this machine add up what they cost each single record, "
+        "over seeds, sweeps, tuning and repeated runs; the result then reports the largest epsilon",
+    )
+
     @field_serializer("epsilon", when_used="json")
     def _epsilon_as_json(self, epsilon: float) -> float | str:
         """Write infinity as text, because JSON has no infinity."""
@@ -98,5 +104,4 @@ class Budget:
     steps_per_task: int
     epsilon: float
     delta: float
-    accountant: str
     allowed_steps: int  # of a client in total; computed once, so that rounds only compare integers

@@ -22,9 +22,10 @@ from fedp3.core.errors import ConfigError, InputError
 from fedp3.core.files import locked, read_json, write_json
 from fedp3.core.hashing import model_sha256
 from fedp3.engines.base import Engine, States
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.assemble import Experiment, with_noise
 from fedp3.experiment.fingerprint import INITIAL, check_fingerprint, with_initial
-from fedp3.privacy.ledger import open_ledger
+from fedp3.privacy.ledger import Ledger, open_ledger
+from fedp3.privacy.record_ledger import RecordLedger, join
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint
 from fedp3.runs.description import describe, result_of, spent_of
 from fedp3.runs.run_folder import as_event, create, read_events, truncate_events
@@ -139,6 +140,7 @@ def train(
         _check_plugins(folder, plugins)
         check_fingerprint(folder, experiment)
         experiment = with_initial(folder, experiment) if own_model else experiment
+        experiment = with_noise(experiment, _recorded_noise(folder))
     with locked(folder):
         if not existing:
             refuse_existing(folder, how_to_resume)  # another process may have begun one by now
@@ -175,6 +177,15 @@ def _train_from(
             return run_rounds(experiment, engine, folder, on_round, start)
         finally:
             engine.close()
+
+
+def _recorded_noise(folder: Path) -> float | None:
+    """The noise multiplier that a run was begun with; None without LDP.
+
+    It is part of the run's identity: another version of the accountant may find another one.
+    """
+    noise = read_json(folder / "run.json").get("privacy", {}).get("noise_multiplier")
+    return None if noise is None else float(noise)
 
 
 def _begin(
@@ -324,7 +335,7 @@ def run_rounds(
     """
     server, digest = experiment.server, experiment.config.digest()
     state = saved = start or experiment.start
-    ledger = None if server.budget is None else open_ledger(server.budget, digest, folder)
+    ledger, over_runs = _ledgers(experiment, folder, state.t)
     events: list[dict[str, Any]] = read_events(folder) if folder else []
     began, last = time.perf_counter(), None
     # Every round must be on disk before the next begins if repeating it would cost privacy, or is
@@ -351,9 +362,27 @@ def run_rounds(
     trained = sum(e["seconds"] for e in events if e["t"] >= (start.t if start else 0))
     extra = max(0.0, time.perf_counter() - began - trained)
     result = result_of(experiment, state, final, events, folder, extra) | spent_of(ledger)
+    if over_runs is not None:
+        result["epsilon_over_runs"] = over_runs.epsilon_max(experiment.config.privacy.delta)
     if folder is not None:
         write_json(folder / "result.json", result)
     return Outcome(state, result)
+
+
+def _ledgers(
+    experiment: Experiment, folder: Path | None, rounds: int
+) -> tuple[Ledger | None, RecordLedger | None]:
+    """The ledger of a run under LDP, and the one over several runs if the config names one."""
+    budget, digest = experiment.server.budget, experiment.config.digest()
+    if budget is None:
+        return None, None
+    ledger, path = open_ledger(budget, digest, folder, rounds), experiment.config.privacy.ledger
+    if not path:
+        return ledger, None
+    seeded = budget.mechanism.randomness != "os"
+    data, shards = experiment.client.data, experiment.shards
+    over_runs = join(Path(path), digest, data, shards, seeded=seeded)
+    return replace(ledger, also=over_runs.charge), over_runs
 
 
 def _checkpoint(state: ServerState, engine: Engine) -> Checkpoint:

@@ -32,6 +32,7 @@ def accuracy(replies: Iterable[Reply]) -> Accuracy | None:
     """Summarise scored replies; None if nobody was scored.
 
     Clients whose counts are impossible are left out; an impossible loss makes the mean loss NaN.
+    Nodes that add noise to their scores return no loss, and the mean is over the other clients.
     """
     scored = {
         r.client: r.metrics for r in replies if isinstance(r, ClientUpdate) and _is_score(r.metrics)
@@ -39,13 +40,15 @@ def accuracy(replies: Iterable[Reply]) -> Accuracy | None:
     if not scored:
         return None
     shares = {i: m["correct"] / m["tested"] for i, m in sorted(scored.items())}
-    losses = [_possible_loss(m["test_loss"] / m["tested"]) for m in scored.values()]
+    losses = [
+        _possible_loss(m["test_loss"] / m["tested"]) for m in scored.values() if "test_loss" in m
+    ]
     return Accuracy(
         mean=statistics.fmean(shares.values()),
         std=statistics.pstdev(shares.values()),
         p10=_percentile(sorted(shares.values()), 0.1),
         worst=min(shares.values()),
-        loss=math.fsum(losses) / len(losses),
+        loss=math.fsum(losses) / len(losses) if losses else math.nan,
         clients=shares,
     )
 
@@ -56,7 +59,8 @@ def _possible_loss(loss: float) -> float:
 
 
 def _is_score(m: Mapping[str, float]) -> bool:
-    if not all(isinstance(m.get(k), int | float) for k in ("correct", "tested", "test_loss")):
+    counts = (m.get("correct"), m.get("tested"), m.get("test_loss", 0.0))
+    if not all(isinstance(value, int | float) for value in counts):
         return False
     return m["tested"] > 0 and 0 <= m["correct"] <= m["tested"]
 

@@ -112,7 +112,7 @@ def finish(
     ledger: Ledger | None = None,
     last: RoundRecord | None = None,
 ) -> FinalEvaluation:
-    """G, D and P over all clients once training is over.
+    """G, D and, if `run.final_p` is set, P over all clients once training is over.
 
     Measuring P takes a local update, which under LDP is charged like a round.
 
@@ -129,9 +129,11 @@ def finish(
         D: Accuracy | None = last.D
     else:
         G, D = _global_and_dispatched(context, state, execute, everyone)
+    if not context.run.final_p:
+        return FinalEvaluation(G, D, P=None)
     clients = _eligible(context, state.t, ledger)
     if ledger is not None:
-        ledger.charge(clients, state.t)
+        ledger.charge(clients, state.t, released="probe")
     probes = _dispatched(context, state, [everyone[i] for i in clients], probe=True)
     return FinalEvaluation(G, D, P=accuracy(execute(probes)))
 

@@ -1,29 +1,30 @@
 """The node's side: a ClientApp that answers tasks with updates (Alg. 1, ll. 8-12).
 
 A function of Flower's Context returns what a node trains with, so that one app serves a config
-file, a simulation, and a user's own network and data.  A task that cannot be done is answered with
-the reason, never with an exception.
+file, a simulation, and a user's own network and data.  `fedp3.node` decides what the node does for
+a message.  A message that it does not act on is answered with a code, never with an exception.
 """
 
 import json
+import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 
 from flwr.app import Context, Message, RecordDict
 from flwr.clientapp import ClientApp
+from torch import nn
 
 from fedp3 import config as configs
 from fedp3.client.context import ClientContext
 from fedp3.config import Config
 from fedp3.config.plugins import Plugin, load_plugin, load_plugins
-from fedp3.core.errors import CodecError, FedP3Error, InputError
-from fedp3.core.types import ClientState, Failure, Task
+from fedp3.core.errors import FedP3Error, InputError
+from fedp3.core.types import ClientUpdate, Failure, Task
+from fedp3.data import Dataset
 from fedp3.data.shards import Shard
 from fedp3.engines.base import attempt
-from fedp3.engines.flower import node
-from fedp3.engines.flower.prepared import Preparation, preparation_key, prepare_once
 from fedp3.engines.flower.records import (
     STATE,
     Identity,
@@ -31,7 +32,8 @@ from fedp3.engines.flower.records import (
     frame_of,
     identity_record,
     put_frame,
-    run_of,
+    refusal,
+    request_of,
     state_bytes,
     state_of,
 )
@@ -43,33 +45,42 @@ from fedp3.experiment.assemble import (
     load_parts,
 )
 from fedp3.messages.codec import decode_task, encode_update, room_for
-from fedp3.privacy.mechanism import mechanism_of
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class NodeContext:
-    """What a node trains with."""
-
-    client: int
-    context: ClientContext
-    shard: Shard
-    digest: str  # of the config; the server's must be the same
-
+from fedp3.node.account import noisy_scores
+from fedp3.node.admission import admit, check_config, shard_of
+from fedp3.node.context import NodeContext
+from fedp3.node.folder import (
+    NodeSettings,
+    capacity_of,
+    client_of,
+    folder_of,
+    keep_refused_task,
+    log_refusal,
+)
+from fedp3.node.folder import node_settings as settings_of
+from fedp3.node.prepared import Preparation, preparation_key, prepare_once
+from fedp3.node.records import read_marks
+from fedp3.node.refusal import RefusalCode, Refused, code_of
+from fedp3.node.states import StateKey, load_state, save_state
+from fedp3.privacy.mechanism import PrivateSteps, mechanism_of
+from fedp3.privacy.requirements import uses_ghost
 
 LoadNode = Callable[[Context], NodeContext]
+log = logging.getLogger("flwr").log  # what a SuperNode shows
 
 
-def client_app(hold: LoadNode, carried: bool = False) -> ClientApp:
+def client_app(load_node: LoadNode, state_in_message: bool = False) -> ClientApp:
     """The ClientApp of a node.
 
     Args:
-        hold: returns what the node trains with.
-        carried: for simulation, where the states of clients are sent with their tasks.
+        load_node: returns what the node trains with.
+        state_in_message: for simulation, where a client's state travels with its tasks and updates,
+            and where there is no node with a policy.
     """
     app = ClientApp()
-    app.query()(partial(_introduce, hold))
-    app.train()(partial(_answer, hold, carried))
-    app.evaluate()(partial(_answer, hold, carried))
+    answer = _simulate_task if state_in_message else _answer_task
+    app.query()(partial(_answer, partial(_introduce, load_node, state_in_message)))
+    app.train()(partial(_answer, partial(answer, load_node)))
+    app.evaluate()(partial(_answer, partial(answer, load_node)))
     return app
 
 
@@ -110,11 +121,13 @@ def _simulated_client(
         load_plugin(path, sha256)
     experiment = _assembled(config_json, _data_dir(context) or data_dir)
     client = _client_of(context, experiment.config)
+    mechanism = mechanism_of(experiment.client)
     return NodeContext(
         client=client,
+        config=experiment.config,
         context=experiment.client,
         shard=experiment.shards[client],
-        digest=experiment.config.digest(),
+        ghost=mechanism is not None and mechanism.ghost,
     )
 
 
@@ -131,31 +144,59 @@ def _deployed_from_file(path: Path, context: Context) -> NodeContext:
 def _deployed_client(config: Config, plugins: Sequence[Plugin], context: Context) -> NodeContext:
     client = _client_of(context, config)
     net, data = load_parts(config, _data_dir(context))
-    experiment: Experiment | None = None
+    return prepared_node(config, client, net, data, context, plugins=plugins)
+
+
+def prepared_node(
+    config: Config,
+    client: int,
+    net: nn.Module,
+    data: Dataset,
+    context: Context,
+    *,
+    shard: Shard | None = None,
+    plugins: Sequence[Plugin] = (),
+) -> NodeContext:
+    """What a node trains with, prepared by its first message and read by all later ones.
+
+    Args:
+        config: the run.
+        client: which client the node is.
+        net: the network with its initial weights.
+        data: the data set.
+        context: of the node.
+        shard: the client's samples, where the data set is this node's alone; None partitions it.
+        plugins: files that the run uses.
+    """
+    assembled: list[ClientContext] = []
 
     def prepare() -> Preparation:
-        nonlocal experiment
-        experiment = assemble_from(config, net, data)
-        return Preparation(experiment.shards[client], mechanism_of(experiment.client))
+        nothing = Shard(data.y[:0], data.y[:0])
+        shards = None
+        if shard is not None:
+            shards = dict.fromkeys(range(config.partition.clients), nothing) | {client: shard}
+        experiment = assemble_from(config, net, data, shards=shards, resolve_noise=False)
+        assembled.append(experiment.client)
+        ghost = config.privacy.enabled and uses_ghost(experiment.client)
+        return Preparation(experiment.shards[client], ghost)
 
     prepared = prepare_once(
-        node.folder_of(context.node_config),
-        preparation_key(config, client, data, plugins),
+        folder_of(context.node_config),
+        preparation_key(config, client, net, data, plugins),
         prepare,
         samples=len(data.y),
-        privacy=config.privacy,
     )
-    if experiment is None:
-        client_context = assemble_client(config, net, data, prepared.mechanism)
-    else:
-        client_context = experiment.client
     return NodeContext(
-        client=client, context=client_context, shard=prepared.shard, digest=config.digest()
+        client=client,
+        config=config,
+        context=assembled[0] if assembled else assemble_client(config, net, data),
+        shard=prepared.shard,
+        ghost=prepared.ghost,
     )
 
 
 def _client_of(context: Context, config: Config) -> int:
-    client, clients = node.client_of(context.node_config), config.partition.clients
+    client, clients = client_of(context.node_config), config.partition.clients
     if client >= clients:
         raise InputError(f"partition-id={client}, but the config has clients 0 to {clients - 1}")
     return client
@@ -170,49 +211,94 @@ def _data_dir(context: Context) -> Path | None:
 # --------------------------------------------------------------------------- messages
 
 
-def _introduce(hold: LoadNode, message: Message, context: Context) -> Message:
-    """Answer a query: who this node is."""
+def _answer(
+    work: Callable[[Message, Context], RecordDict], message: Message, context: Context
+) -> Message:
+    """Answer a message with what `work` returns, or with why there is nothing to return."""
     try:
-        holding = hold(context)
-        identity = Identity(
+        content = work(message, context)
+    except Exception as error:  # an exception would reach the server with its text
+        content = _refuse(error, context)
+    return Message(content, reply_to=message)
+
+
+def _refuse(error: Exception, context: Context) -> RecordDict:
+    """Log the text of an error on this node, and send its code."""
+    code, text = code_of(error), str(error)
+    if not isinstance(error, FedP3Error):
+        text = f"{type(error).__name__}: {error}"
+    log(logging.WARNING, "refused (%s): %s", code, text)
+    try:
+        reveal = settings_of(context.node_config).policy.errors.reveal
+        log_refusal(folder_of(context.node_config), code, text)
+    except FedP3Error:  # the settings themselves are what is wrong
+        reveal = False
+    return failure(text) if reveal else refusal(code)
+
+
+def _introduce(
+    load_node: LoadNode, state_in_message: bool, message: Message, context: Context
+) -> RecordDict:
+    """Answer a query with the node's client number, number of samples, capacity and config."""
+    holding = load_node(context)
+    shard = holding.shard
+    if not state_in_message:
+        node = settings_of(context.node_config)
+        check_config(node.policy, holding.config)
+        shard = shard_of(node, holding)
+    return identity_record(
+        Identity(
             client=holding.client,
-            examples=len(holding.shard.train),
-            capacity=node.capacity_of(context.node_config),
-            digest=holding.digest,
+            examples=len(shard.train),
+            capacity=capacity_of(context.node_config),
+            digest=holding.config.digest(),
         )
-        content = identity_record(identity)
-    except FedP3Error as error:
-        content = failure(str(error))
-    return Message(content, reply_to=message)
+    )
 
 
-def _answer(hold: LoadNode, carried: bool, message: Message, context: Context) -> Message:
-    """Answer a task: an update, or the reason why there is none."""
-    try:
-        content = _work(hold(context), carried, message.content, context)
-    except FedP3Error as error:
-        content = failure(str(error))
-    return Message(content, reply_to=message)
-
-
-def _work(holding: NodeContext, carried: bool, request: RecordDict, context: Context) -> RecordDict:
-    shared = holding.context
-    task = _read_task(request, shared)
-    if task.plan.client != holding.client:
-        raise CodecError(f"a task for client {task.plan.client} reached client {holding.client}")
-    if carried:
-        state = state_of(frame_of(request, STATE)) if STATE in request else None
-        content, new_state = _update(holding, task, state)
-        if new_state is not None and new_state.tensors:
-            put_frame(content, state_bytes(new_state), STATE)
-        return content
-    home = node.home_of(context.node_config, run_of(request))
-    node.admit(task, shared, context.node_config, home)
-    task = node.as_scored(task, context.node_config)
-    holding = replace(holding, shard=node.not_yet_trained(holding.shard, task, shared, home))
-    content, new_state = _update(holding, task, node.load_state(home, task))
-    node.keep_state(home, new_state)
+def _simulate_task(load_node: LoadNode, message: Message, context: Context) -> RecordDict:
+    """Answer a task in a simulation, whose server has the texts of all errors."""
+    holding, request = load_node(context), message.content
+    task = _read_task(request, holding.context)
+    state = state_of(frame_of(request, STATE)) if STATE in request else None
+    client_context = holding.context
+    mechanism = request_of(request).mechanism
+    if mechanism is not None:
+        client_context = replace(client_context, steps=PrivateSteps(mechanism))
+    reply, new_state = attempt(client_context, holding.shard, task, state)
+    if isinstance(reply, Failure):
+        return failure(reply.reason)
+    content = _update_record(reply, task, client_context)
+    if new_state is not None and new_state.tensors:
+        put_frame(content, state_bytes(new_state), STATE)
     return content
+
+
+def _answer_task(load_node: LoadNode, message: Message, context: Context) -> RecordDict:
+    """Answer a task on a node: check it, charge it, train, and store the new state."""
+    node, holding = settings_of(context.node_config), load_node(context)
+    request = request_of(message.content)
+    try:
+        task = _read_task(message.content, holding.context)
+        admitted = admit(node, holding, request, task)
+    except FedP3Error:
+        keep_refused_task(node.folder, frame_of(message.content))
+        raise
+    key = StateKey(
+        run=request.run, config=holding.config.digest(), ldp=holding.config.privacy.enabled
+    )
+    state = load_state(node.folder, key, task)
+    reply, new_state = attempt(admitted.context, admitted.shard, admitted.task, state)
+    if isinstance(reply, Failure):
+        raise Refused(RefusalCode.TRAINING, reply.reason)
+    save_state(node.folder, key, new_state, read_marks(node.folder).anchor)
+    return _update_record(_released(reply, node), admitted.task, admitted.context)
+
+
+def _released(update: ClientUpdate, node: NodeSettings) -> ClientUpdate:
+    """The update as it leaves the node, with noise on its scores if the policy says so."""
+    metrics = noisy_scores(update.metrics, node.policy.scores.noise_multiplier)
+    return replace(update, metrics=metrics)
 
 
 def _read_task(request: RecordDict, shared: ClientContext) -> Task:
@@ -223,13 +309,7 @@ def _read_task(request: RecordDict, shared: ClientContext) -> Task:
     return decode_task(frame_of(request), shared.layers, shared.pruning, shared.seed, room)
 
 
-def _update(
-    holding: NodeContext, task: Task, state: ClientState | None
-) -> tuple[RecordDict, ClientState | None]:
-    """The reply to a task, and the client's new state."""
-    reply, new_state = attempt(holding.context, holding.shard, task, state)
-    if isinstance(reply, Failure):
-        return failure(reply.reason), None
-    spec = holding.context.spec
-    frame = encode_update(reply, task, spec.layers, spec.pruning.unfed_columns, spec.compression)
-    return put_frame(RecordDict(), frame), new_state
+def _update_record(update: ClientUpdate, task: Task, context: ClientContext) -> RecordDict:
+    spec = context.spec
+    frame = encode_update(update, task, spec.layers, spec.pruning.unfed_columns, spec.compression)
+    return put_frame(RecordDict(), frame)

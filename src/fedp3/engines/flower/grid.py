@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
 
-from flwr.app import ConfigRecord, Message, MessageType, RecordDict
+from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fedp3.client.context import RunSpec
@@ -22,6 +22,7 @@ from fedp3.engines.flower.records import (
     ABOUT,
     STATE,
     Identity,
+    about_record,
     clean,
     failure_in,
     frame_of,
@@ -31,6 +32,9 @@ from fedp3.engines.flower.records import (
     state_of,
 )
 from fedp3.messages.codec import EXTRA_LIMIT, decode_update, encode_task
+from fedp3.node.context import Request
+from fedp3.node.permits import Permit
+from fedp3.privacy.settings import Mechanism
 
 log = logging.getLogger("flwr").log  # what `flwr run --stream` shows
 QUERY_SECONDS = 60.0  # how long a new node may take to answer a query: it starts a process for it
@@ -53,6 +57,8 @@ class Wire:
         spec: what server and nodes both know.
         digest: of the config; a node with another one gets no tasks.
         run: names the run on the nodes' disks.
+        mechanism: what the privacy settings resolve to, the same for all nodes; None without LDP.
+        permit: the permission of a run owner, for nodes whose policy needs one.
         deadline: seconds that an exchange may take; 0 means no limit.
         rest: called between two looks for replies.
         room: bytes that a method's own tensors may take in a reply.
@@ -61,6 +67,8 @@ class Wire:
     spec: RunSpec
     digest: str
     run: str
+    mechanism: Mechanism | None = None
+    permit: Permit | None = None
     deadline: float = 0.0
     rest: Callable[[], None] = _a_second
     room: int = EXTRA_LIMIT
@@ -185,7 +193,8 @@ def over(grid: Grid, wire: Wire, roster: Roster, states: States | None = None) -
 
 def _message(task: Task, n: int, wire: Wire, states: States | None) -> Message:
     content = put_frame(RecordDict(), encode_task(task, wire.spec.layers, wire.spec.pruning))
-    content[ABOUT] = ConfigRecord({"run": wire.run})
+    request = Request(run=wire.run, mechanism=wire.mechanism, permit=wire.permit)
+    content[ABOUT] = about_record(request)
     state = states.start(task) if states is not None else None
     if state is not None:
         put_frame(content, state_bytes(state), STATE)

@@ -3,15 +3,16 @@
 A frame is sent as one Array of raw bytes, which Flower splits into chunks and never interprets.
 `codec` checks sizes before it parses, and nothing is unpickled.
 
-    task     "fedp3" {frame}   "about" {run}          [and "state" {frame}, in simulation]
-    reply    "fedp3" {frame}   or "failure" {reason}  [and "state" {frame}, in simulation]
+    task     "fedp3" {frame}   "about" {run, mechanism, permit}  [and "state", in simulation]
+    reply    "fedp3" {frame}   or "failure" {code}               [and "state", in simulation]
     query    answered by "node" {client, examples, capacity, digest}
 """
 
+import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 from safetensors.torch import load as load_tensors
@@ -19,6 +20,10 @@ from safetensors.torch import save as save_tensors
 
 from fedp3.core.errors import CodecError
 from fedp3.core.types import ClientState
+from fedp3.node.context import Request
+from fedp3.node.permits import permit_text, read_permit
+from fedp3.node.refusal import RefusalCode, meaning
+from fedp3.privacy.settings import Mechanism
 
 FRAME, STATE, ABOUT, FAILURE, NODE = "fedp3", "state", "about", "failure", "node"
 REASON_LIMIT = 500  # characters of a node's text that are used
@@ -70,8 +75,13 @@ def state_of(data: bytes) -> ClientState:
 
 
 def failure(reason: str) -> RecordDict:
-    """The reply of a node that cannot do a task."""
+    """The reply of a simulated client, or of a node whose policy reveals errors, that failed."""
     return RecordDict({FAILURE: ConfigRecord({"reason": reason[:REASON_LIMIT]})})
+
+
+def refusal(code: RefusalCode) -> RecordDict:
+    """The reply of a node that does not act on a message: a code, without any value."""
+    return RecordDict({FAILURE: ConfigRecord({"code": str(code)})})
 
 
 def failure_in(content: RecordDict) -> str | None:
@@ -79,7 +89,7 @@ def failure_in(content: RecordDict) -> str | None:
     record = content.get(FAILURE)
     if not isinstance(record, ConfigRecord):
         return None
-    return clean(record.get("reason"))
+    return clean(record["reason"]) if "reason" in record else meaning(record.get("code"))
 
 
 def clean(words: object) -> str:
@@ -119,10 +129,51 @@ def identity_of(content: RecordDict) -> Identity:
     return Identity(client=client, examples=examples, capacity=capacity, digest=digest)
 
 
-def run_of(content: RecordDict) -> str:
-    """The run of a task.  It names a folder on the node, so that only hex digits are allowed."""
+# --------------------------------------------------------------------------- what comes with a task
+
+
+def about_record(request: Request) -> ConfigRecord:
+    """What a message says besides its task."""
+    mechanism, permit = request.mechanism, request.permit
+    return ConfigRecord(
+        {
+            "run": request.run,
+            "mechanism": "" if mechanism is None else json.dumps(asdict(mechanism)),
+            "permit": "" if permit is None else permit_text(permit),
+        }
+    )
+
+
+def request_of(content: RecordDict) -> Request:
+    """The inverse of `about_record`, with every field checked.
+
+    The run names a folder on the node, so that only hex digits are allowed.
+    """
     record = content.get(ABOUT)
-    run = record.get("run") if isinstance(record, ConfigRecord) else None
+    about: Mapping[str, object] = record if isinstance(record, ConfigRecord) else {}
+    run, permit = about.get("run"), about.get("permit")
     if not isinstance(run, str) or not re.fullmatch("[0-9a-f]{32}", run):
         raise CodecError("the task names no run")
-    return run
+    return Request(
+        run=run,
+        mechanism=_mechanism_of(about.get("mechanism")),
+        permit=read_permit(permit) if isinstance(permit, str) and permit else None,
+        bytes=len(frame_of(content)),
+    )
+
+
+def _mechanism_of(text: object) -> Mechanism | None:
+    """The mechanism of a task, with every field checked; None without LDP."""
+    if not text:
+        return None
+    try:
+        fields = json.loads(str(text)[:REASON_LIMIT])
+        mechanism = Mechanism(**fields)
+        numbers = (mechanism.clip, mechanism.noise_multiplier, mechanism.sample_rate)
+        valid = all(type(x) in (int, float) and math.isfinite(x) for x in numbers)
+    except (ValueError, TypeError):
+        valid = False
+    known = valid and mechanism.randomness in ("os", "seeded") and type(mechanism.ghost) is bool
+    if not known:
+        raise CodecError("the mechanism of a task is not readable")
+    return mechanism

@@ -30,6 +30,7 @@ from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.engines.flower.records import clean
 from fedp3.experiment.assemble import Experiment
 from fedp3.messages.codec import room_for
+from fedp3.privacy.mechanism import mechanism_of
 
 POLL_SECONDS = 0.02
 TRIES = 3
@@ -49,6 +50,7 @@ def simulation(
         spec=experiment.server.spec,
         digest=experiment.config.digest(),
         run="0" * 32,
+        mechanism=mechanism_of(experiment.client),
         deadline=experiment.config.run.deadline,
         rest=running.rest,
         room=room_for(experiment.start.extra),
@@ -184,7 +186,7 @@ def _simulate(
     """
     run_simulation(
         app,
-        client_app(configured(experiment.config, data_dir, plugins), carried=True),
+        client_app(configured(experiment.config, data_dir, plugins), state_in_message=True),
         num_supernodes=len(experiment.shards),
         backend_config={"client_resources": {"num_cpus": 1, "num_gpus": 0.0}},
     )

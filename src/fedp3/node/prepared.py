@@ -1,22 +1,22 @@
 """What a deployed node prepares once per config and data set, and reads for later messages.
 
 Flower starts a new process on the node for every message.  Partitioning the data set for all
-clients, checking all plans and, under LDP, searching the noise multiplier take much longer than
-reading their outcome for one client:
+clients, checking all plans and, under LDP, trying out the network take much longer than reading
+their outcome for one client:
 
     FOLDER/prepared/client-<i>-<config>-<inputs>.safetensors
 
-It holds the indices of the client's samples and, as metadata, the resolved mechanism.  The name has
-the beginning of the config's digest and of a hash of everything else that the outcome depends on.
-An entry that is damaged, incomplete or of other inputs is ignored, and written again.
+It holds the indices of the client's samples and, as metadata, whether ghost clipping covers the
+network.  The name has the beginning of the config's digest and of a hash of everything else that
+the outcome depends on.  An entry that is damaged, incomplete or of other inputs is ignored, and
+written again.
 """
 
 import hashlib
 import json
 import logging
-import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 from safetensors.torch import save as save_tensors
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedp3 import __version__
 from fedp3.config import Config
@@ -33,19 +33,22 @@ from fedp3.core.errors import RunError
 from fedp3.core.files import write_atomic
 from fedp3.data import Dataset
 from fedp3.data.shards import Shard
-from fedp3.privacy import accountant
-from fedp3.privacy.settings import AUTO, Mechanism, PrivacySettings
 
-FORMAT = "1"
+FORMAT = "2"
 log = logging.getLogger("flwr")
 
 
 @dataclass(frozen=True, slots=True)
 class Preparation:
-    """A client's samples, and the mechanism it trains under."""
+    """A client's samples as the config splits them, and what was found about its network.
+
+    Args:
+        shard: the samples.
+        ghost: under LDP, whether ghost clipping covers the network; False without LDP.
+    """
 
     shard: Shard
-    mechanism: Mechanism | None  # None without LDP
+    ghost: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,9 +56,10 @@ class PreparationKey:
     """Identifies a preparation.
 
     Args:
-        client: whose it is.
+        client: the number of the client.
         config: the digest of the config.
-        inputs: a hash of the data set, the plugins and the versions that it was computed with.
+        inputs: a hash of what else the outcome depends on: labels and shape of the data set, the
+            network, the partition file, plugins and library versions.
     """
 
     client: int
@@ -64,11 +68,11 @@ class PreparationKey:
 
 
 def preparation_key(
-    config: Config, client: int, data: Dataset, plugins: Sequence[Plugin]
+    config: Config, client: int, net: nn.Module, data: Dataset, plugins: Sequence[Plugin]
 ) -> PreparationKey:
     """The key of a client's preparation.
 
-    A partition depends on the labels alone, and the mechanism on the shape of samples besides, so
+    A partition depends on the labels alone, and ghost clipping on the shape of samples besides, so
     that the pixels need not be hashed.
     """
     inputs = {
@@ -78,7 +82,7 @@ def preparation_key(
         "labels": _sha256(data.y.contiguous().numpy()),
         "partition": _file_sha256(config.partition.file),
         "plugins": sorted(plugin.sha256 for plugin in plugins),
-        "accountant": accountant.best() if config.privacy.enabled else "",
+        "network": f"{net} {[tuple(w.shape) for w in net.state_dict().values()]}",
         "versions": [FORMAT, __version__, torch.__version__, np.__version__],
     }
     text = json.dumps(inputs, sort_keys=True)
@@ -91,7 +95,6 @@ def prepare_once(
     prepare: Callable[[], Preparation],
     *,
     samples: int,
-    privacy: PrivacySettings,
 ) -> Preparation:
     """The preparation of this key from the disk, or made now and written there.
 
@@ -100,11 +103,10 @@ def prepare_once(
         key: what is wanted.
         prepare: makes it, where the disk has no usable entry.
         samples: the size of the data set.
-        privacy: the config's privacy settings, which a stored mechanism must agree with.
     """
     name = f"client-{key.client}-{key.config[:16]}-{key.inputs[:16]}.safetensors"
     path = folder / "prepared" / name
-    stored = _read(path, key, samples, privacy)
+    stored = _read(path, key, samples)
     if stored is not None:
         return stored
     made = prepare()
@@ -118,14 +120,12 @@ def prepare_once(
 
 def _to_bytes(key: PreparationKey, made: Preparation) -> bytes:
     tensors = {"train": made.shard.train.contiguous(), "test": made.shard.test.contiguous()}
-    about = asdict(key) | {"mechanism": None if made.mechanism is None else asdict(made.mechanism)}
+    about = asdict(key) | {"ghost": made.ghost}
     text = json.dumps(about, sort_keys=True)
     return save_tensors(tensors, {"about": text, "sha256": _checksum(text, tensors)})
 
 
-def _read(
-    path: Path, key: PreparationKey, samples: int, privacy: PrivacySettings
-) -> Preparation | None:
+def _read(path: Path, key: PreparationKey, samples: int) -> Preparation | None:
     """A stored preparation; None if there is none that can be used."""
     if not path.exists():
         return None
@@ -139,7 +139,9 @@ def _read(
         if {field: about[field] for field in asdict(key)} != asdict(key):
             raise ValueError("it is of another config, client or data set")
         shard = Shard(_indices(tensors["train"], samples), _indices(tensors["test"], samples))
-        return Preparation(shard, _mechanism(about["mechanism"], privacy))
+        if type(about["ghost"]) is not bool:
+            raise ValueError("it does not say whether ghost clipping covers the network")
+        return Preparation(shard, about["ghost"])
     except Exception as error:  # safetensors has its own error for every kind of damage
         log.warning("%s is not used and will be written again: %s", path, error)
         return None
@@ -151,28 +153,6 @@ def _indices(tensor: Tensor, samples: int) -> Tensor:
     if len(tensor) and not (int(tensor.min()) >= 0 and int(tensor.max()) < samples):
         raise ValueError(f"indices are outside of 0 to {samples - 1}")
     return tensor
-
-
-def _mechanism(stored: Any, privacy: PrivacySettings) -> Mechanism | None:
-    """A stored mechanism, in agreement with the config's settings."""
-    if not privacy.enabled:
-        if stored is not None:
-            raise ValueError("it has a mechanism, and the run has no LDP")
-        return None
-    if not isinstance(stored, dict) or stored.keys() != {f.name for f in fields(Mechanism)}:
-        raise ValueError("it has no mechanism for a run under LDP")
-    mechanism = Mechanism(**stored)
-    noise = mechanism.noise_multiplier
-    if type(noise) is not float or not math.isfinite(noise) or type(mechanism.ghost) is not bool:
-        raise ValueError("its mechanism has values of a wrong type")
-    for name in ("clip", "sample_rate", "randomness"):
-        if getattr(mechanism, name) != getattr(privacy, name):
-            raise ValueError(f"its mechanism has another {name}")
-    if privacy.noise_multiplier != AUTO and noise != privacy.noise_multiplier:
-        raise ValueError("its mechanism has another noise multiplier")
-    if noise < 0 or (noise == 0 and math.isfinite(privacy.epsilon)):
-        raise ValueError("its mechanism adds no noise")
-    return mechanism
 
 
 def _file_sha256(path: str) -> str:

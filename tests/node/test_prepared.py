@@ -1,7 +1,7 @@
-"""A deployed node prepares its shard and mechanism once, and trusts no damaged or foreign entry."""
+"""A deployed node prepares its shard once, and trusts no damaged or foreign entry."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,10 +16,11 @@ from safetensors.torch import save_file
 from fedp3 import config
 from fedp3.config.plugins import Plugin
 from fedp3.data.shards import Shard
-from fedp3.engines.flower import client_app, prepared
+from fedp3.engines.flower import client_app
 from fedp3.engines.flower.client_app import configured_file, configured_node
-from fedp3.engines.flower.prepared import preparation_key
 from fedp3.experiment.assemble import assemble
+from fedp3.node import prepared
+from fedp3.node.prepared import preparation_key
 from fedp3.privacy.mechanism import mechanism_of
 from worlds import same
 
@@ -59,9 +60,9 @@ def assembled(monkeypatch):
     calls = []
     original = client_app.assemble_from
 
-    def counted(*arguments):
+    def counted(*arguments, **options):
         calls.append(arguments)
-        return original(*arguments)
+        return original(*arguments, **options)
 
     monkeypatch.setattr(client_app, "assemble_from", counted)
     return calls
@@ -73,38 +74,36 @@ def check(holding, settings):
     expected = experiment.client
     assert torch.equal(holding.shard.train, experiment.shards[holding.client].train)
     assert torch.equal(holding.shard.test, experiment.shards[holding.client].test)
-    assert mechanism_of(holding.context) == mechanism_of(expected)
+    mechanism = mechanism_of(expected)
+    assert holding.ghost == (mechanism is not None and mechanism.ghost)
+    assert mechanism_of(holding.context) is None, "the noise comes with each task"
     assert same(holding.context.initial, expected.initial)
     assert holding.context.spec == expected.spec and holding.context.local == expected.local
-    assert holding.context.stacked == expected.stacked
-    assert holding.digest == settings.digest()
+    assert holding.config == settings
 
 
 @pytest.mark.parametrize(
     "settings", [[], LDP, ["prune.local_pruner=uniform", "plan.head=personal"]], indirect=True
 )
 def test_the_second_message_reads_what_the_first_prepared(settings, assembled, tmp_path):
-    hold = configured_node(settings)
-    check(hold(node_context(tmp_path)), settings)
+    load = configured_node(settings)
+    check(load(node_context(tmp_path)), settings)
     assert len(assembled) == 1 and len(entries(tmp_path)) == 1
-    check(hold(node_context(tmp_path)), settings)
+    check(load(node_context(tmp_path)), settings)
     assert len(assembled) == 1, "nothing was partitioned or planned again"
-    check(hold(node_context(tmp_path, client=2)), settings)
+    check(load(node_context(tmp_path, client=2)), settings)
     assert len(assembled) == 2 and len(entries(tmp_path)) == 2, "every client has its own entry"
 
 
 @pytest.mark.parametrize("settings", [LDP], indirect=True)
-def test_the_noise_is_searched_once(settings, tmp_path, monkeypatch):
-    hold = configured_node(settings)
-    first = mechanism_of(hold(node_context(tmp_path)).context)
-
+def test_a_node_never_searches_the_noise(settings, tmp_path, monkeypatch):
     def never(*_):
-        raise AssertionError("the noise multiplier was searched again")
+        raise AssertionError("the noise multiplier was searched")
 
     monkeypatch.setattr("fedp3.privacy.accountant.noise_multiplier", never)
     monkeypatch.setattr("fedp3.privacy.accountant.allowed_steps", never)
-    assert mechanism_of(hold(node_context(tmp_path)).context) == first
-    assert first.noise_multiplier > 0
+    for _ in range(2):
+        assert configured_node(settings)(node_context(tmp_path)).ghost
 
 
 def test_a_config_file_is_prepared_once_too(settings, assembled, tmp_path):
@@ -143,19 +142,12 @@ def empty(path: Path) -> None:
     path.write_bytes(b"")
 
 
-def change_the_noise(path: Path) -> None:
-    data = path.read_bytes()
-    start = data.index(b'noise_multiplier\\": ') + len(b'noise_multiplier\\": ')
-    digit = b"9" if data[start : start + 1] != b"9" else b"8"
-    path.write_bytes(data[:start] + digit + data[start + 1 :])
+def claim_ghost_clipping(path: Path) -> None:
+    path.write_bytes(path.read_bytes().replace(b'ghost\\": true', b'ghost\\": 1   '))
 
 
 def set_value(name: str, value):
     return lambda path: rewrite(path, lambda tensors, about: about.update({name: value}))
-
-
-def set_mechanism(**changes):
-    return lambda path: rewrite(path, lambda _, about: about["mechanism"].update(changes))
 
 
 def set_indices(name: str, change):
@@ -169,16 +161,11 @@ DAMAGES = {
     "cut short": truncate,
     "a bit": flip_a_bit,
     "empty": empty,
-    "noise without a checksum": change_the_noise,
+    "another value without a checksum": claim_ghost_clipping,
     "another client": set_value("client", 3),
     "another config": set_value("config", "0" * 64),
     "other inputs": set_value("inputs", "0" * 64),
-    "no mechanism": set_value("mechanism", None),
-    "half a mechanism": set_value("mechanism", {"clip": 1.0}),
-    "no noise": set_mechanism(noise_multiplier=0.0),
-    "noise that is not a number": set_mechanism(noise_multiplier=float("nan")),
-    "another clip": set_mechanism(clip=100.0),
-    "another sample rate": set_mechanism(sample_rate=0.01),
+    "no word about ghost clipping": set_value("ghost", None),
     "an index too large": set_indices("train", lambda w: w + 10**6),
     "a negative index": set_indices("test", lambda w: w - 10**6),
     "floats": set_indices("train", lambda w: w.double()),
@@ -191,26 +178,16 @@ DAMAGES = {
 def test_a_damaged_or_foreign_entry_is_ignored_and_written_again(
     damage, settings, assembled, tmp_path
 ):
-    hold = configured_node(settings)
-    hold(node_context(tmp_path))
+    load = configured_node(settings)
+    load(node_context(tmp_path))
     (entry,) = entries(tmp_path)
     good = entry.read_bytes()
     DAMAGES[damage](entry)
     assert entry.read_bytes() != good
-    check(hold(node_context(tmp_path)), settings)
+    check(load(node_context(tmp_path)), settings)
     assert len(assembled) == 2, "the entry was not used"
-    check(hold(node_context(tmp_path)), settings)
+    check(load(node_context(tmp_path)), settings)
     assert len(assembled) == 2 and entries(tmp_path) == [entry], "it was written again"
-
-
-def test_an_entry_with_a_mechanism_is_foreign_to_a_run_without_ldp(settings, assembled, tmp_path):
-    hold = configured_node(settings)
-    hold(node_context(tmp_path))
-    (entry,) = entries(tmp_path)
-    mechanism = asdict(mechanism_of(assemble(config.parse({}, [*SMALL, *LDP])).client))
-    set_value("mechanism", mechanism)(entry)
-    check(hold(node_context(tmp_path)), settings)
-    assert len(assembled) == 2
 
 
 def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(
@@ -227,11 +204,12 @@ def test_a_folder_that_cannot_be_written_costs_time_and_nothing_else(
 
 
 def test_the_key_follows_from_everything_that_a_preparation_depends_on(settings, tmp_path):
-    data = assemble(settings).client.data
+    client = assemble(settings).client
+    data, net = client.data, client.net
     part = tmp_path / "partition.json"
 
-    def key(settings=settings, client=0, data=data, plugins=()):
-        return preparation_key(settings, client, data, plugins)
+    def key(settings=settings, client=0, data=data, plugins=(), net=net):
+        return preparation_key(settings, client, net, data, plugins)
 
     file = replace(settings, partition=replace(settings.partition, file=str(part)))
     part.write_text("one partition")
@@ -247,16 +225,17 @@ def test_the_key_follows_from_everything_that_a_preparation_depends_on(settings,
         key(plugins=(Plugin("rules.py", "1" * 64),)),
         with_file,
         key(file),
+        key(net=torch.nn.Linear(2, 2)),
     ]
     assert len(set(keys)) == len(keys)
     assert key() == key(data=replace(data, y=data.y.clone())), "it is the same in the next process"
 
 
 def test_an_empty_shard_is_stored_too(settings, tmp_path):
-    key = preparation_key(settings, 0, assemble(settings).client.data, ())
+    client = assemble(settings).client
+    key = preparation_key(settings, 0, client.net, client.data, ())
     nothing = torch.empty(0, dtype=torch.int64)
-    options = {"samples": 10, "privacy": settings.privacy}
-    made = prepared.Preparation(Shard(torch.arange(10), nothing), None)
-    prepared.prepare_once(tmp_path, key, lambda: made, **options)
-    stored = prepared.prepare_once(tmp_path, key, lambda: pytest.fail("made again"), **options)
+    made = prepared.Preparation(Shard(torch.arange(10), nothing), False)
+    prepared.prepare_once(tmp_path, key, lambda: made, samples=10)
+    stored = prepared.prepare_once(tmp_path, key, lambda: pytest.fail("made again"), samples=10)
     assert stored.shard.train.tolist() == list(range(10)) and len(stored.shard.test) == 0

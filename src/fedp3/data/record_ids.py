@@ -1,0 +1,48 @@
+"""The identity of a record, wherever it is stored and however a run preprocesses it.
+
+Privacy is accounted per record.  So a record must be recognised in every run: whatever its index,
+whichever client has it, and whether or not the run pads its images.  Its identity is therefore a
+hash of its raw values and its label, or of an identifier that the data set supplies.
+"""
+
+import hashlib
+import hmac
+from collections.abc import Callable
+
+from torch import Tensor
+
+from fedp3.data.dataset import Dataset
+
+ID_BYTES = 16  # two records share an identity by chance in 2^64
+
+
+def record_ids(data: Dataset, indices: Tensor, key: bytes = b"") -> list[bytes]:
+    """The identity of each of these records, in `ID_BYTES` bytes.
+
+    Args:
+        data: the data set.
+        indices: the records.
+        key: a secret that makes identities meaningless to everybody who does not have it; without
+            it, whoever has a record can compute its identity.
+    """
+    digest = _keyed(key) if key else _plain
+    if data.ids is not None:
+        return [digest(b"id", data.ids[j].encode()) for j in indices.tolist()]
+    raw = data.x if data.raw is None else data.raw
+    values, labels = raw[indices].contiguous(), data.y[indices].tolist()
+    kind = f"{values.dtype}{tuple(values.shape[1:])}".encode()
+    return [
+        digest(kind, w.numpy().tobytes() + b"%d" % label)
+        for w, label in zip(values, labels, strict=True)
+    ]
+
+
+def _plain(kind: bytes, content: bytes) -> bytes:
+    return hashlib.sha256(kind + b"\0" + content).digest()[:ID_BYTES]
+
+
+def _keyed(key: bytes) -> Callable[[bytes, bytes], bytes]:
+    def digest(kind: bytes, content: bytes) -> bytes:
+        return hmac.digest(key, kind + b"\0" + content, "sha256")[:ID_BYTES]
+
+    return digest

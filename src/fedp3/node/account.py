@@ -1,0 +1,151 @@
+"""Charges in the node's own ledger: updates under LDP, and scores.
+
+Every charge is on disk before anything is computed for it.  Ledger and marks change together under
+one lock, since a machine may handle several messages at once.
+"""
+
+import math
+import random
+from collections.abc import Mapping
+from dataclasses import replace
+
+from fedp3.core.errors import RunError
+from fedp3.core.files import locked
+from fedp3.core.types import Task
+from fedp3.data import Dataset
+from fedp3.data.record_ids import record_ids
+from fedp3.data.shards import Shard
+from fedp3.node.folder import LOCK, NodeSettings
+from fedp3.node.records import Marks, read_marks, without_marked, write_marks
+from fedp3.node.refusal import RefusalCode, Refused
+from fedp3.privacy import accountant
+from fedp3.privacy.ledger import TEST, TRAINING, Charge, append, composed, new_charge, read
+from fedp3.privacy.settings import Mechanism, PrivacySettings
+
+ROUNDING = 1.001  # by how much two versions of an accountant may differ
+SCORES = Mechanism(noise_multiplier=0.0, sample_rate=1.0)  # every test record is in every score
+
+
+def charge_update(
+    node: NodeSettings,
+    run: str,
+    task: Task,
+    mechanism: Mechanism,
+    steps: int,
+    settings: PrivacySettings,
+    data: Dataset,
+    shard: Shard,
+) -> None:
+    """Charge an update, or the update that is discarded after P is measured, and mark its records.
+
+    Args:
+        node: the node.
+        run: the name of the run.
+        task: what the server requests.
+        mechanism: what is drawn for it.
+        steps: the number of private steps.
+        settings: the run's promise: its epsilon and delta must hold on this node as well.
+        data: the data set.
+        shard: the node's records.
+
+    Raises:
+        Refused: the charge would exceed the policy or the run's own epsilon; nothing is charged.
+    """
+    policy = node.policy.privacy
+    new = new_charge(
+        mechanism,
+        client=node.client,
+        t=task.t,
+        steps=steps,
+        run=run,
+        released="probe" if task.kind == "probe" else "update",
+    )
+    with locked(node.folder, LOCK, wait=True):
+        marks, charges = _read(node)
+        earlier = [c for c in charges if c.account == TRAINING]
+        of_run = [c for c in earlier if c.run == run]
+        promised = accountant.epsilon(composed([*of_run, new]), settings.delta)
+        if promised > settings.epsilon * ROUNDING:
+            raise Refused(
+                RefusalCode.BUDGET,
+                f"with this task the run would have cost epsilon {promised:.3f} at delta "
+                f"{settings.delta:g}, and it promises {settings.epsilon:g}",
+            )
+        after = accountant.epsilon(composed([*earlier, new]), policy.delta)
+        if after > policy.epsilon:
+            raise Refused(
+                RefusalCode.BUDGET,
+                f"epsilon would be {after:.3f} at delta {policy.delta:g} over all runs; the policy "
+                f"allows {policy.epsilon:g}",
+            )
+        anchor = append(node.folder, [replace(new, epsilon=_finite(after))])
+        trained = marks.ids | set(record_ids(data, shard.train))
+        write_marks(node.folder, Marks(anchor, trained))
+
+
+def allowed_scores(
+    node: NodeSettings, run: str, task: Task, private: bool, data: Dataset, shard: Shard
+) -> Shard | None:
+    """The records that this task may be scored on, and the charge for it; None if on none.
+
+    Args:
+        node: the node.
+        run: the name of the run.
+        task: what the server requests.
+        private: whether the run is under LDP.
+        data: the data set.
+        shard: the node's records.
+    """
+    policy = node.policy.scores
+    enabled = policy.enabled
+    if enabled == "auto":
+        enabled = not (private or node.policy.privacy.needs_ldp)
+    if not (enabled and task.evaluate):
+        return None
+    mechanism = replace(SCORES, noise_multiplier=policy.noise_multiplier)
+    new = new_charge(
+        mechanism,
+        client=node.client,
+        t=task.t,
+        steps=1,
+        run=run,
+        released="scores",
+        account=TEST,
+    )
+    with locked(node.folder, LOCK, wait=True):
+        marks, charges = _read(node)
+        earlier = [c for c in charges if c.account == TEST]
+        after = accountant.epsilon(composed([*earlier, new]), node.policy.privacy.delta)
+        if len(earlier) >= policy.limit or after > policy.epsilon:
+            return None
+        append(node.folder, [replace(new, epsilon=_finite(after))])
+    return without_marked(data, shard, marks.ids)
+
+
+def noisy_scores(metrics: Mapping[str, float], noise_multiplier: float) -> dict[str, float]:
+    """Scores with noise on the number of correct answers, which one record changes by at most 1.
+
+    The sum of losses is left out, because one record could change it by any amount.
+    """
+    released = dict(metrics)
+    if not noise_multiplier or "correct" not in released:
+        return released
+    released.pop("test_loss", None)
+    # Two draws, as for updates: a single one has too short tails.
+    draws = [random.SystemRandom().gauss(0, noise_multiplier / math.sqrt(2)) for _ in range(2)]
+    noisy = round(released["correct"] + sum(draws))
+    released["correct"] = min(max(noisy, 0), int(released["tested"]))
+    return released
+
+
+def _read(node: NodeSettings) -> tuple[Marks, list[Charge]]:
+    """Marks and charges that belong together."""
+    try:
+        marks = read_marks(node.folder)
+        return marks, read(node.folder, marks.anchor)
+    except RunError as error:
+        raise Refused(RefusalCode.BUDGET, str(error)) from None
+
+
+def _finite(epsilon: float) -> float | None:
+    return epsilon if math.isfinite(epsilon) else None

@@ -1,0 +1,176 @@
+"""Where a node stores everything, and whose folder it is.
+
+FOLDER/node.json         which client this folder belongs to
+FOLDER/policy.toml       what the owner allows
+FOLDER/split.key         the secret of the node's own split
+FOLDER/ledger.jsonl      charges over all runs
+FOLDER/trained           marks of records that trained under LDP, in any run
+FOLDER/refusals.log      why messages were refused
+FOLDER/prepared/         samples of configs, see `prepared`
+FOLDER/runs/<run>/       states of rounds, see `states`
+"""
+
+import contextlib
+import os
+import secrets
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fedp3.core.errors import InputError
+from fedp3.core.files import locked, read_json, write_atomic, write_json
+from fedp3.node.policy import FILE as POLICY
+from fedp3.node.policy import Policy, load_policy
+
+NodeConfig = Mapping[str, object]  # the keys of `flower-supernode --node-config`
+MOVED = ("epsilon", "delta", "scores")  # node-config keys of 0.1.0.dev that the policy replaced
+LOCK = ".lock"
+LOG_LINES = 200  # of the log of refusals that are kept
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeSettings:
+    """What a node was started with.
+
+    Args:
+        client: which client it is.
+        folder: where it stores everything.
+        policy: what its owner allows.
+        capacity: the share of a layer that it can hold.
+    """
+
+    client: int
+    folder: Path
+    policy: Policy
+    capacity: float
+
+
+def node_settings(node: NodeConfig) -> NodeSettings:
+    """Read the settings of a node; its folder is claimed for its client."""
+    moved = [key for key in MOVED if key in node]
+    if moved:
+        raise InputError(
+            f"--node-config {moved[0]}=... is now part of the node's policy file; write one with: "
+            f"fedp3 node init --folder {folder_of(node)}"
+        )
+    client, folder = client_of(node), folder_of(node)
+    path = Path(str(node.get("policy") or folder / POLICY))
+    if "policy" in node and not path.exists():
+        raise InputError(f"--node-config policy={path}: there is no such file")
+    claim(folder, client)
+    return NodeSettings(
+        client=client,
+        folder=folder,
+        policy=load_policy(path) if path.exists() else Policy(),
+        capacity=capacity_of(node),
+    )
+
+
+def client_of(node: NodeConfig) -> int:
+    """Which client this node is."""
+    client = node.get("partition-id")
+    if type(client) is not int or client < 0:
+        raise InputError(
+            "this node does not know which client it is; "
+            "start it with --node-config 'partition-id=0'"
+        )
+    return client
+
+
+def capacity_of(node: NodeConfig) -> float:
+    """The share of a layer that this node can hold."""
+    share = node.get("capacity", 1.0)
+    if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+        raise InputError(f"--node-config capacity={share!r} is not a share in (0, 1]")
+    return float(share)
+
+
+def folder_of(node: NodeConfig) -> Path:
+    """Where this node stores everything; by default each client has a folder of its own."""
+    folder = node.get("folder")
+    return Path(str(folder)) if folder else default_folder(client_of(node))
+
+
+def default_folder(client: int) -> Path:
+    """The folder of a node that was not given one."""
+    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+    return state / "fedp3" / "nodes" / f"client-{client}"
+
+
+def claim(folder: Path, client: int) -> None:
+    """Make this the folder of this client; refuse the folder of another one.
+
+    Ledger and marks belong to the records of one device.  Two nodes that shared them would spend
+    each other's budget, and a device that came back under another number would begin a new one.
+    """
+    path = folder / "node.json"
+    if not path.exists():
+        with locked(folder, LOCK, wait=True):
+            if not path.exists():
+                write_json(path, {"client": client})
+    owner = read_json(path).get("client")
+    if owner != client:
+        raise InputError(
+            f"{folder} belongs to client {owner}, and this node is client {client}; "
+            "give every node a folder of its own with --node-config 'folder=\"...\"'"
+        )
+
+
+def secret_key(folder: Path, name: str = "split.key") -> bytes:
+    """A random secret of this node, made at the first use."""
+    path = folder / name
+    if not path.exists():
+        with locked(folder, LOCK, wait=True):
+            if not path.exists():
+                write_atomic(path, secrets.token_bytes(32))
+                path.chmod(0o600)
+    return path.read_bytes()
+
+
+# --------------------------------------------------------------------------- what can be looked at
+
+
+def log_refusal(folder: Path, code: str, text: str) -> None:
+    """Write down why a message was refused; the oldest lines are dropped."""
+    path = folder / "refusals.log"
+    line = f"{datetime.now(UTC).isoformat(timespec='seconds')} {code}: {' '.join(text.split())}"
+    with contextlib.suppress(Exception), locked(folder, ".refusals", wait=True):
+        lines = path.read_text().splitlines() if path.exists() else []
+        write_atomic(path, "\n".join([*lines[1 - LOG_LINES :], line, ""]).encode())
+
+
+def keep_refused_task(folder: Path, frame: bytes) -> None:
+    """Store a task that was refused, so that the owner can look at it."""
+    with contextlib.suppress(Exception):  # a full disk must not turn a refusal into something else
+        write_atomic(folder / "refused.task", frame)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cache:
+    """Something that a node can compute or be sent again."""
+
+    path: Path
+    kind: str  # "prepared" or "states"
+    bytes: int
+
+
+def caches(folder: Path) -> list[Cache]:
+    """What can be deleted without touching the ledger, the marks, the keys or the policy."""
+    found = [(p, "prepared") for p in sorted((folder / "prepared").glob("*.safetensors"))]
+    found += [(p, "states") for p in sorted((folder / "runs").glob("*")) if p.is_dir()]
+    return [Cache(path=p, kind=kind, bytes=_size(p)) for p, kind in found]
+
+
+def clear(cache: Cache) -> None:
+    """Delete a cache."""
+    if cache.path.is_dir():
+        shutil.rmtree(cache.path)
+    else:
+        cache.path.unlink()
+
+
+def _size(path: Path) -> int:
+    files = [p for p in path.rglob("*") if p.is_file()] if path.is_dir() else [path]
+    return sum(p.stat().st_size for p in files)

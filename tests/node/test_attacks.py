@@ -1,0 +1,321 @@
+"""A dishonest server against an unchanged node: what a review of 0.1.0.dev got, and cannot get now.
+
+Each test sends crafted messages to a real ClientApp, as a server could.
+"""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+from fedp3 import config
+from fedp3.core.types import ClientPlan, LayerPlan, Task
+from fedp3.engines.flower.client_app import client_app, configured_node
+from fedp3.engines.flower.records import (
+    ABOUT,
+    FAILURE,
+    about_record,
+    failure_in,
+    frame_of,
+    put_frame,
+)
+from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.messages.codec import decode_update, encode_task
+from fedp3.node.context import Request
+from fedp3.node.records import read_marks
+from fedp3.planning.dispatch import global_tasks, training_tasks
+from fedp3.privacy.ledger import read
+from fedp3.privacy.mechanism import mechanism_of
+from fedp3.privacy.settings import Mechanism
+from flower.fakes import in_a_run
+
+from flwr.app import Context, Message, MessageType, RecordDict  # isort: skip
+
+RUN = "cd" * 16
+SMALL = [
+    "model.width=0.02",
+    "partition.clients=4",
+    "run.clients_per_round=0",
+    "run.rounds=2",
+    "local.steps=2",
+]
+LDP = [
+    "privacy.enabled=true",
+    "privacy.noise_multiplier=2.0",
+    "privacy.epsilon=50.0",
+    "privacy.randomness=os",
+]
+PERSONAL = ["plan.head=personal"]
+POLICY = "[privacy]\nepsilon = 3.0\n"
+
+
+@pytest.fixture(autouse=True)
+def _in_a_run() -> Any:
+    with in_a_run():
+        yield
+
+
+class Device:
+    """One node, and a server that may send it anything."""
+
+    def __init__(self, folder: Path, *overrides: str, policy: str = "") -> None:
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        if policy:
+            (folder / "policy.toml").write_text(policy)
+        self.experiment: Experiment = assemble(config.parse({}, [*SMALL, *overrides]))
+        self.app = client_app(configured_node(self.experiment.config))
+        self.context = Context(7, 1, {"partition-id": 0, "folder": str(folder)}, RecordDict(), {})
+
+    def tasks(self, **changes: Any) -> Task:
+        """An honest training task of round 0, with changes."""
+        e = self.experiment
+        spec = e.server.spec
+        (task,) = training_tasks(
+            e.start.W,
+            e.first_plans[:1],
+            spec.layers,
+            spec.pruning,
+            0,
+            spec.seed,
+            {},
+            evaluate=False,
+            extra={},
+        )
+        return replace(task, **changes)
+
+    def send(self, task: Task, run: str = RUN, mechanism: Mechanism | None = None) -> RecordDict:
+        spec = self.experiment.server.spec
+        content = put_frame(RecordDict(), encode_task(task, spec.layers, spec.pruning))
+        mechanism = mechanism or mechanism_of(self.experiment.client)
+        content[ABOUT] = about_record(Request(run=run, mechanism=mechanism))
+        reply = self.app(Message(content, 1, MessageType.TRAIN), self.context)
+        return reply.content
+
+    def update(self, task: Task, **options: Any) -> Any:
+        spec = self.experiment.server.spec
+        content = self.send(task, **options)
+        assert FAILURE not in content, failure_in(content)
+        return decode_update(
+            frame_of(content), task, spec.layers, spec.pruning.unfed_columns, spec.compression
+        )
+
+    def log(self) -> str:
+        return (self.folder / "refusals.log").read_text()
+
+
+def with_head(task: Task, experiment: Experiment, head: LayerPlan) -> Task:
+    """The task with another plan of the head."""
+    layers = dict(task.plan.layers)
+    layers[experiment.server.layers.head] = head
+    return replace(task, plan=ClientPlan(task.plan.client, layers))
+
+
+# --------------------------------------------------------------------------- H1: personal layers
+
+
+@pytest.mark.parametrize("ldp", [[], LDP], ids=["plain", "LDP"])
+@pytest.mark.parametrize("train", [True, False])
+def test_a_personal_head_is_not_uploaded_whatever_the_plan_says(
+    ldp: list[str], train: bool, tmp_path: Path
+) -> None:
+    device = Device(tmp_path, *PERSONAL, *ldp)
+    device.update(device.tasks())  # now the node has a state of its own
+    crafted = with_head(
+        device.tasks(state_from=0, t=1),
+        device.experiment,
+        LayerPlan(send="none", train=train, upload="all"),
+    )
+    before = len(read(tmp_path))
+    assert "(plan)" in str(failure_in(device.send(crafted)))
+    assert len(read(tmp_path)) == before, "a refused task is not charged"
+
+
+def test_a_state_made_without_ldp_cannot_be_asked_for_by_a_run_under_ldp(tmp_path: Path) -> None:
+    plain = Device(tmp_path, *PERSONAL)
+    plain.update(plain.tasks())
+    private = Device(tmp_path, *PERSONAL, *LDP)
+    asked = private.tasks(state_from=0, t=1)
+    assert "(state)" in str(failure_in(private.send(asked, run=RUN))), "the server chose the name"
+    assert "belongs to another config" in private.log()
+
+
+def test_a_layer_that_the_policy_withholds_is_not_uploaded(tmp_path: Path) -> None:
+    device = Device(tmp_path, policy='[layers]\nnever_leave = ["ff*"]\n')
+    assert "(plan)" in str(failure_in(device.send(device.tasks())))
+    assert "ffc never leaves this node" in device.log()
+    assert "(plan)" not in str(failure_in(device.send(device.tasks(kind="evaluate"))))
+
+
+def test_uploading_personal_layers_needs_explicit_consent(tmp_path: Path) -> None:
+    overrides = ["plan.head=personal_uploaded"]
+    refused = Device(tmp_path / "a", *overrides)
+    assert "(plan)" in str(failure_in(refused.send(refused.tasks())))
+    allowed = Device(tmp_path / "b", *overrides, policy="[layers]\npersonal_uploaded = true\n")
+    head = allowed.experiment.server.layers.layers[allowed.experiment.server.layers.head][0]
+    assert head in allowed.update(allowed.tasks()).tensors
+
+
+# --------------------------------------------------------------------------- H2 and H3: scores
+
+
+def evaluation(device: Device) -> Task:
+    return global_tasks(device.experiment.start.W, device.experiment.first_plans[:1], 0, {})[0]
+
+
+def test_a_node_with_an_epsilon_gives_no_scores_unless_its_owner_says_so(tmp_path: Path) -> None:
+    for name, overrides, policy in (
+        ("policy", LDP, POLICY),
+        ("run", LDP, ""),
+        ("policy alone", [], "[privacy]\nrequired = true\n"),
+    ):
+        device = Device(tmp_path / name, *overrides, policy=policy)
+        content = device.send(evaluation(device))
+        if FAILURE not in content:
+            assert not device.update(evaluation(device)).metrics, name
+    open_device = Device(tmp_path / "open")
+    assert open_device.update(evaluation(open_device)).metrics["tested"] > 0
+    consent = Device(tmp_path / "consent", *LDP, policy=POLICY + "[scores]\nenabled = true\n")
+    assert consent.update(evaluation(consent)).metrics["tested"] > 0
+
+
+def test_scores_are_counted_and_capped(tmp_path: Path) -> None:
+    device = Device(tmp_path, policy="[scores]\nlimit = 3\n")
+    scored = [bool(device.update(evaluation(device)).metrics) for _ in range(5)]
+    assert scored == [True] * 3 + [False] * 2
+    charges = read(tmp_path)
+    assert [c.released for c in charges] == ["scores"] * 3
+    assert all(c.account == "test" and c.epsilon is None for c in charges), "exact: no epsilon"
+
+
+def test_noisy_scores_are_accounted_and_stop_at_their_epsilon(tmp_path: Path) -> None:
+    policy = "[scores]\nenabled = true\nnoise_multiplier = 4.0\nepsilon = 3.0\n"
+    device = Device(tmp_path, policy=policy)
+    seen = [device.update(evaluation(device)).metrics for _ in range(12)]
+    released = [m for m in seen if m]
+    assert 1 < len(released) < 12
+    assert all("test_loss" not in m and 0 <= m["correct"] <= m["tested"] for m in released)
+    assert len({m["correct"] for m in released}) > 1, "the noise is drawn anew"
+    spent = [c.epsilon for c in read(tmp_path)]
+    assert spent == sorted(spent) and spent[-1] is not None and spent[-1] <= 3.0
+
+
+@pytest.mark.parametrize("share", [0.02, 0.98])
+def test_the_config_cannot_turn_training_records_into_test_records(
+    share: float, tmp_path: Path
+) -> None:
+    policy = "[split]\nown = true\ntest_share = 0.4\n"
+    shards = []
+    for train_share in (0.7, share):
+        device = Device(tmp_path, f"partition.train_share={train_share}", policy=policy)
+        metrics = device.update(evaluation(device)).metrics
+        shards.append(metrics["tested"])
+    assert shards[0] == shards[1]
+
+
+def test_records_that_trained_under_ldp_are_known_under_every_preprocessing(
+    tmp_path: Path,
+) -> None:
+    mlp = Device(tmp_path, *LDP)
+    mlp.update(mlp.tasks())
+    trained = set(mlp.experiment.shards[0].train.tolist())
+    assert len(read_marks(tmp_path).ids) == len(trained)
+    # The CNN pads its images to 32x32, and another seed splits the records differently.
+    cnn = Device(tmp_path, "model.name=cnn", "run.seed=5", "model.width=0.05")
+    overlap = trained & set(cnn.experiment.shards[0].test.tolist())
+    assert overlap and cnn.experiment.client.data.x.shape[-1] == 32
+    tested = cnn.update(evaluation(cnn)).metrics["tested"]
+    assert tested == len(cnn.experiment.shards[0].test) - len(overlap)
+
+
+# --------------------------------------------------------------------------- noise and budget
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"noise_multiplier": 1e-3},
+        {"noise_multiplier": 0.0},
+        {"clip": 1e3},
+        {"sample_rate": 0.01},
+        {"randomness": "seeded"},
+    ],
+    ids=lambda changes: next(iter(changes)),
+)
+def test_a_task_cannot_change_the_mechanism_of_its_config(
+    changes: dict[str, Any], tmp_path: Path
+) -> None:
+    device = Device(tmp_path, *LDP)
+    mechanism = replace(mechanism_of(device.experiment.client), **changes)  # type: ignore[type-var]
+    assert "(privacy)" in str(failure_in(device.send(device.tasks(), mechanism=mechanism)))
+    assert not read(tmp_path)
+
+
+def test_noise_that_breaks_the_runs_own_promise_is_refused(tmp_path: Path) -> None:
+    """With noise_multiplier = "auto" the server resolves the noise, and the node checks it."""
+    device = Device(
+        tmp_path, "privacy.enabled=true", "privacy.epsilon=2.0", "privacy.randomness=os"
+    )
+    honest = mechanism_of(device.experiment.client)
+    assert honest is not None
+    weak = replace(honest, noise_multiplier=honest.noise_multiplier / 3)
+    assert "(budget)" in str(failure_in(device.send(device.tasks(), mechanism=weak)))
+    assert "it promises 2" in device.log() and not read(tmp_path)
+    device.update(device.tasks())
+    assert [c.noise_multiplier for c in read(tmp_path)] == [honest.noise_multiplier]
+
+
+def test_all_runs_together_stay_within_the_policy(tmp_path: Path) -> None:
+    device = Device(tmp_path, *LDP, policy="[privacy]\nepsilon = 0.7\ndelta = 1e-3\n")
+    replies = [device.send(device.tasks(t=t), run=f"{t % 2:032x}") for t in range(12)]
+    refused = [FAILURE in reply for reply in replies]
+    paid = refused.index(True)
+    assert 0 < paid < 12 and all(refused[paid:]) and len(read(tmp_path)) == paid
+    assert "over all runs; the policy allows 0.7" in device.log()
+
+
+def test_a_lost_ledger_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    device = Device(tmp_path, *LDP, *PERSONAL)
+    device.update(device.tasks())
+    (tmp_path / "ledger.jsonl").unlink()
+    assert "(budget)" in str(failure_in(device.send(device.tasks(t=1))))
+    assert "deleted, cut or replaced" in device.log()
+    (tmp_path / "trained").unlink()  # the state is what remains
+    assert "(state)" in str(failure_in(device.send(device.tasks(t=1, state_from=0))))
+
+
+def test_a_run_without_ldp_is_refused_where_the_policy_needs_it(tmp_path: Path) -> None:
+    device = Device(tmp_path, policy=POLICY)
+    assert "(privacy)" in str(failure_in(device.send(device.tasks())))
+
+
+# --------------------------------------------------------------------------- error texts
+
+
+def test_no_value_of_the_data_reaches_the_server_in_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(tmp_path)
+
+    def broken(*_: Any) -> Any:
+        raise ValueError("labels 0..7, want 0..3, record 17")
+
+    monkeypatch.setattr("fedp3.engines.flower.client_app.load_parts", broken)
+    content = device.send(device.tasks())
+    assert dict(content[FAILURE]) == {"code": "training"}
+    assert "record 17" in device.log()
+
+
+def test_a_policy_file_with_a_mistake_stops_the_node(tmp_path: Path) -> None:
+    device = Device(tmp_path, policy="[privacy]\nepsilom = 3.0\n")
+    assert "(setup)" in str(failure_in(device.send(device.tasks())))
+
+
+def test_weights_that_are_too_large_a_task_are_refused(tmp_path: Path) -> None:
+    device = Device(tmp_path, policy="[runs]\nlargest_task_mb = 1e-4\n")
+    assert "(capacity)" in str(failure_in(device.send(device.tasks())))
+    assert torch.is_tensor(next(iter(device.tasks().weights.values())))
