@@ -112,10 +112,12 @@ def _wrong_client_privacy(c: Config) -> list[str]:
         "answered, since that would be seen; leave quorum at 1, which is not applied": (
             run.quorum > 1
         ),
-        "[plan] head: 'personal_uploaded' is never sent, so that its upload is no change whose "
-        "norm could be clipped; set 'shared' or 'personal'": c.plan.head == "personal_uploaded",
-        f"[prune] selector: {c.prune.selector!r} divides units among the participants, so that the "
-        "upload of one client depends on who else takes part; use another one": (
+        "[plan] head: 'personal_uploaded' is never sent, so that its upload is no change, which is "
+        "what client-level DP clips; set 'shared' or 'personal'": (
+            c.plan.head == "personal_uploaded"
+        ),
+        f"[prune] selector: {c.prune.selector!r} divides units among the participants; under "
+        "client-level DP no upload may depend on who else takes part; use another one": (
             SELECTORS.pick(c.prune.selector).deals
         ),
     }
