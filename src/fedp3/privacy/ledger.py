@@ -135,7 +135,7 @@ def open_ledger(budget: Budget, run: str, folder: Path | None) -> Ledger:
                 f"{folder} was started with noise multiplier {then[0]:g} and sample rate "
                 f"{then[1]:g}, now they would be {now[0]:g} and {now[1]:g}: another accountant is "
                 "installed. Install the one that run.json names, or start a new run with "
-                f"privacy.noise_multiplier={then[0]:g}"
+                f"noise_multiplier={then[0]:g}"
             )
     ledger.add(charges)
     return ledger
