@@ -112,6 +112,12 @@ def test_what_would_break_the_guarantee_is_refused_with_its_reason(name: str) ->
     assert "client" in str(refused.value)
 
 
+def test_a_config_that_was_built_in_python_is_checked_too() -> None:
+    built = replace(config.parse(merged()), aggregate=fedp3.AggregateSettings(rule="weighted"))
+    with pytest.raises(ConfigError, match="'weighted' gives clients different weights"):
+        assemble_from(built, net(), from_tensors(X, Y))
+
+
 def test_without_the_mode_its_rules_do_not_apply() -> None:
     off = {"client_privacy": {"enabled": False}, "privacy": {"enabled": False}}
     for changes, _ in REFUSED.values():
@@ -141,6 +147,20 @@ def test_seeded_noise_is_refused_in_a_deployment() -> None:
     assert "simulation" in requirements.refused_deployment(seeded)
     assert not requirements.refused_deployment(replace(seeded, randomness="os"))
     assert not requirements.refused_deployment(replace(seeded, enabled=False))
+
+
+def test_no_app_is_written_for_seeded_noise(tmp_path: Path) -> None:
+    pytest.importorskip("flwr")
+    from fedp3.deploy.flower_app import write_app
+
+    settings = config.parse(merged())
+    with pytest.raises(ConfigError, match=r"\[client_privacy\] randomness = 'seeded'"):
+        write_app(tmp_path / "app", settings, tmp_path / "out", None)
+    secret = replace(settings.client_privacy, randomness="os")
+    written = write_app(
+        tmp_path / "app", replace(settings, client_privacy=secret), tmp_path / "out", None
+    )
+    assert config.load(next(written.rglob("config.toml"))).client_privacy == secret
 
 
 def test_settings_are_not_tuned_on_the_data_that_are_protected() -> None:

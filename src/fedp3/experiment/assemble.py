@@ -18,7 +18,8 @@ from fedp3.client.context import ClientContext, RunSpec
 from fedp3.client.hooks import Hooks
 from fedp3.client.stacked import can_stack
 from fedp3.config import Config
-from fedp3.core.errors import InputError
+from fedp3.config.contradictions import contradictions
+from fedp3.core.errors import ConfigError, InputError
 from fedp3.core.settings import OWN
 from fedp3.core.types import ClientPlan, Layer
 from fedp3.costs.compute import ComputeProfile, measure
@@ -271,6 +272,9 @@ def _with_privacy(experiment: Experiment) -> Experiment:
 def _with_client_privacy(experiment: Experiment) -> Experiment:
     """The experiment under client-level DP; refused if the guarantee would not hold."""
     config, server = experiment.config, experiment.server
+    mistakes = contradictions(config)  # a `Config` that was built in Python is not checked yet
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
     budget = plan_release_budget(config.client_privacy, config.run.rounds)
     client_requirements.check(server.spec, experiment.first_plans, budget)
     mode = ClientLevel(budget=budget, optimizer=config.aggregate)
