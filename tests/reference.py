@@ -430,6 +430,16 @@ class Fleet:
 Draw = Callable[[int], Values]  # the masks of local step k
 
 
+def dispatched(fleet: Fleet, W: Values, plan: ClientPlan, t: int) -> Values:
+    """What client i is sent in round t, zero where it is sent nothing (Alg. 1, ll. 5-6)."""
+    P = pruned_masks(W, fleet.chain, plan, fleet.pruning.selector, t, fleet.seed)
+    abstains = {
+        n: fleet.pruning.unfed_columns == "abstain" or plan.layers[l].send == "pruned"
+        for l, n in _owned(fleet)
+    }
+    return {n: w * P[n] if abstains[n] else w for n, w in W.items()}
+
+
 def client(fleet: Fleet, W: Values, plan: ClientPlan, t: int, draw: Draw | None = None) -> Sent:
     """What client i uploads in round t: dispatch, K steps, upload (Alg. 1, ll. 5-12).
 
@@ -437,11 +447,7 @@ def client(fleet: Fleet, W: Values, plan: ClientPlan, t: int, draw: Draw | None 
     """
     pruning, seed, i = fleet.pruning, fleet.seed, plan.client
     P = pruned_masks(W, fleet.chain, plan, pruning.selector, t, seed)
-    abstains = {
-        n: pruning.unfed_columns == "abstain" or plan.layers[l].send == "pruned"
-        for l, n in _owned(fleet)
-    }
-    start = {n: w * P[n] if abstains[n] else w for n, w in W.items()}
+    start = dispatched(fleet, W, plan, t)
     trained = [n for n, _ in fleet.net.named_parameters() if plan.layers[_layer(fleet, n)].train]
     free = []
     if not pruning.freeze_pruned:
@@ -520,4 +526,49 @@ def fedavg(
         for index in coordinates(W[n].shape):
             given = [(examples[i], float(w[n][index])) for i, w in ends.items()]
             new[n][index] = mean(0.0, given)
+    return new
+
+
+# --------------------------------------------------------------------------- client-level DP
+
+
+def client_level_release(
+    W: Values,
+    members: Mapping[str, Sequence[str]],
+    plans: Sequence[ClientPlan],
+    uploads: Sequence[tuple[Sent, Values]],
+    rate: float,
+    clip: float,
+    noise: Values,
+) -> Values:
+    """One release of a trusted server: clip every client once, sum, add noise, divide.
+
+    Args:
+        W: W_t.
+        members: layer -> tensors.
+        plans: those of all clients, whoever takes part.
+        uploads: each participant's upload, and what it was sent.
+        rate: q.
+        clip: C.
+        noise: on the sum, full-shaped.
+    """
+    changes = []
+    for upload, start in uploads:
+        change = {}
+        for n, w in upload.values.items():
+            for index in coordinates(w.shape):
+                counts = n not in upload.counts or bool(upload.counts[n][index])
+                change[n, index] = float(w[index]) - float(start[n][index]) if counts else 0.0
+        length = math.sqrt(math.fsum(v * v for v in change.values()))
+        factor = clip / length if length > clip else 1.0
+        changes.append({place: factor * v for place, v in change.items()})
+    new = {n: w.clone() for n, w in W.items()}
+    for layer, names in members.items():
+        uploaders = len([plan for plan in plans if plan.layers[layer].upload != "none"])
+        for n in names if uploaders else ():
+            for index in coordinates(W[n].shape):
+                total = math.fsum(change.get((n, index), 0.0) for change in changes)
+                step = (total + float(noise[n][index])) / (rate * uploaders)
+                value = float(W[n][index]) + step
+                new[n][index] = max(value, 0.0) if n.endswith("running_var") else value
     return new

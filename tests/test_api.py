@@ -539,7 +539,7 @@ def test_the_history_has_one_row_per_round(finished):
     assert [row["G"] is not None for row in history] == [False, True, False, True]
     assert set(history[0]) == {
         "round", "G", "D", "P", "loss", "bytes_up", "bytes_down", "seconds", "epsilon", "void",
-        "accepted", "late", "rejected",
+        "client_epsilon", "accepted", "late", "rejected",
     }  # fmt: skip
     assert history.column("accepted") == [2] * 4 and history.column("void") == [False] * 4
     assert history[-1]["G"] == finished[0].outcome.result["accuracy_global"]

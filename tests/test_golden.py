@@ -42,6 +42,11 @@ LDP = (
     "privacy.enabled=true", "privacy.randomness=seeded", "privacy.noise_multiplier=1.1",
     "privacy.sample_rate=0.2", "privacy.delta=1e-4",
 )  # fmt: skip
+CLIENT_LEVEL = (
+    "client_privacy.enabled=true", "client_privacy.randomness=seeded", "run.clients_per_round=0",
+    "client_privacy.noise_multiplier=1.1", "client_privacy.sample_rate=0.6",
+    "client_privacy.clip=0.3",
+)  # fmt: skip
 MIXED = "prune.keep=[0.9, 0.7, 0.5]"
 FOUR_WIDTHS = "prune.keep=[1.0, 0.5, 0.25, 0.125]"
 
@@ -147,10 +152,19 @@ CASES: dict[str, Sequence[str]] = {
     "ldp-cnn": (*LDP, *CNN, "privacy.epsilon=20"),
     "ldp-momentum-int8": (*LDP, "local.momentum=0.5", "upload.compress=int8"),
     "ldp-without-noise": (*LDP[:2], "privacy.epsilon=inf"),
+    # client-level differential privacy
+    "client-level": (*CLIENT_LEVEL, MIXED, "upload.compress=int8"),
+    "client-level-adam": (*CLIENT_LEVEL, "aggregate.server=adam", "aggregate.server_lr=0.01"),
 }
-SEVERAL_WORKERS = ("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp")
-RESUMED = ("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp")
-ON_FLOWER = ("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold")
+SEVERAL_WORKERS = ("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp", "client-level")
+RESUMED = (
+    *("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp"),
+    "client-level-adam",
+)
+ON_FLOWER = (
+    *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),
+    "client-level",
+)
 
 
 def settings(case: str) -> Config:
@@ -162,11 +176,13 @@ def outcome(result: dict[str, Any]) -> dict[str, Any]:
     kinds = (("G", "global"), ("D", "dispatched"), ("P", "personal"))
     scores = {kind: result[f"accuracy_{name}"] for kind, name in kinds}
     megabytes = {"mb_up": result["mb_up"], "mb_down": result["mb_down"]}
+    client_level = {k: result[k] for k in ("client_epsilon",) if result[k] is not None}
     return {
         "model_sha256": result["model_sha256"],
         **scores,
         **megabytes,
         "epsilon": result["epsilon_max"],
+        **client_level,
     }
 
 

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from fedp3.planning.prune_settings import LocalPruner as LocalPruner
     from fedp3.planning.prune_settings import PruneSettings as PruneSettings
     from fedp3.planning.prune_settings import Selector as Selector
+    from fedp3.privacy.client_level.settings import ClientPrivacySettings as ClientPrivacySettings
     from fedp3.privacy.settings import PrivacySettings as PrivacySettings
     from fedp3.runs.history import History as History
     from fedp3.server.aggregators import AggregateSettings as AggregateSettings
@@ -86,6 +87,7 @@ _HOMES = {
     "fedp3.models.zoo": "Architecture ModelSettings ModelSpec",
     "fedp3.planning.client_plans": "PlanSettings",
     "fedp3.planning.prune_settings": "LocalPruner PruneSettings Selector",
+    "fedp3.privacy.client_level.settings": "ClientPrivacySettings",
     "fedp3.privacy.settings": "PrivacySettings",
     "fedp3.runs.history": "History",
     "fedp3.server.aggregators": "AggregateSettings Aggregator masked_mean uploads_of weighted_mean",

@@ -34,6 +34,7 @@ def compare(
     Example: fedp3 compare sweeps/a/*
     """
     from fedp3.report import compare as compare_folders
+    from fedp3.report.comparison import EPSILONS, shown_epsilons
 
     rows = compare_folders(run_folders(folders), last)
     for row in rows:
@@ -45,9 +46,9 @@ def compare(
     if json:
         terminal.as_json({"runs": rows})
         return
-    private = any(row["epsilon_max"] is not None for row in rows)
-    columns = _columns(rows[0]["budget_mb"], private)
-    lines = [_cells(row, private) for row in rows]
+    epsilons = shown_epsilons(rows)
+    columns = _columns(rows[0]["budget_mb"], [EPSILONS[key] for key in epsilons])
+    lines = [_cells(row, epsilons) for row in rows]
     if markdown:
         _show_markdown(columns, lines)
         _show_guarantees(rows)
@@ -61,7 +62,7 @@ def compare(
     )
 
 
-def _columns(budget: object, private: bool) -> dict[str, str]:
+def _columns(budget: object, epsilons: Sequence[str]) -> dict[str, str]:
     at_budget = f"{budget:.3g} MB" if isinstance(budget, float) else "equal MB"
     numbers = [
         "seeds",
@@ -76,9 +77,7 @@ def _columns(budget: object, private: bool) -> dict[str, str]:
         "seconds",
         f"G, P at {at_budget}",
     ]
-    if private:
-        numbers.append("epsilon")
-    return {"run": "left", **dict.fromkeys(numbers, "right")}
+    return {"run": "left", **dict.fromkeys([*numbers, *epsilons], "right")}
 
 
 def _show_markdown(columns: Mapping[str, str], lines: Sequence[Sequence[str]]) -> None:
@@ -88,13 +87,15 @@ def _show_markdown(columns: Mapping[str, str], lines: Sequence[Sequence[str]]) -
 
 
 def _show_guarantees(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Explain the epsilon of every run under LDP."""
+    """Explain the epsilon of every run under LDP or client-level DP."""
     for row in rows:
         if row["privacy"]:
             terminal.line(f"\n{row['run']}: {terminal.guarantee(row['privacy'])}")
+        if row["client_privacy"]:
+            terminal.line(f"\n{row['run']}: {terminal.client_guarantee(row['client_privacy'])}")
 
 
-def _cells(row: Mapping[str, Any], private: bool) -> list[str]:
+def _cells(row: Mapping[str, Any], epsilons: Sequence[str]) -> list[str]:
     cells = [str(row["run"]), str(row["seeds"])]
     for kind in ("G", "D", "P"):
         std = row[f"{kind}_std"]
@@ -107,9 +108,7 @@ def _cells(row: Mapping[str, Any], private: bool) -> list[str]:
     ]
     cells += [_number(row["gflop"]), _number(row["fleet_seconds"]), f"{row['seconds']:.1f}"]
     cells.append(f"{terminal.share(row['G_at_mb'])}, {terminal.share(row['P_at_mb'])}")
-    if private:
-        epsilon = row["epsilon_max"]
-        cells.append("-" if epsilon is None else f"{epsilon:.2f}")
+    cells += ["-" if row[key] is None else f"{row[key]:.2f}" for key in epsilons]
     return cells
 
 

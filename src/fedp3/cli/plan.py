@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,6 +23,7 @@ JSON_KEYS = (
     "dense_bytes",
     "warnings",
     "privacy",
+    "client_privacy",
 )
 SENT: Mapping[str, str] = {
     "dense": "sent dense",
@@ -85,8 +86,17 @@ def _show(experiment: "Experiment", title: str) -> None:
         terminal.line(f"note: {server.layers.note}")
     if server.budget:
         terminal.line(terminal.guarantee(describe(experiment)["privacy"]))
+    if server.client_level:
+        _show_client_privacy(describe(experiment)["client_privacy"])
     for warning in warnings_of(experiment).values():
         terminal.line(f"warning: {warning}")
+
+
+def _show_client_privacy(p: Mapping[str, Any]) -> None:
+    """The guarantee of client-level DP at the end of the run, and the noise of one round."""
+    terminal.line(terminal.client_guarantee(p))
+    noise = ", ".join(f"{l} {std:.3g}" for l, std in p["noise"].items())
+    terminal.line(f"standard deviation of the noise on each weight in a round, by layer: {noise}")
 
 
 def _show_costs(costs: "Sequence[ClientCost]", spent: Mapping[int, float], title: str) -> None:

@@ -154,7 +154,7 @@ def show_ledger(
 
 @app.command("statement")
 def write_statement(
-    folder: Annotated[Path, typer.Argument(help="Run folder of a run under LDP")],
+    folder: Annotated[Path, typer.Argument(help="Run folder of a run with privacy enabled")],
     out: Annotated[
         Path | None, typer.Option("--out", help="File to write; by default RUN/privacy.md")
     ] = None,
@@ -165,12 +165,20 @@ def write_statement(
     """
     from fedp3.core.files import read_json, write_atomic
     from fedp3.privacy import ledger
+    from fedp3.privacy.client_level.budget import FOLDER
+    from fedp3.privacy.client_level.statement import client_statement
     from fedp3.privacy.statement import statement
 
     about = read_json(folder / "run.json")
-    if "privacy" not in about:
-        raise InputError(f"{folder} ran without LDP: nothing is promised, so nothing is stated")
-    text = statement(folder.resolve().name, about, ledger.read(folder), ledger.anchor_of(folder))
+    modes = {"privacy": (folder, statement), "client_privacy": (folder / FOLDER, client_statement)}
+    texts = [
+        write(folder.resolve().name, about, ledger.read(place), ledger.anchor_of(place))
+        for key, (place, write) in modes.items()
+        if key in about
+    ]
+    if not texts:
+        raise InputError(f"{folder} ran without privacy: nothing is promised, so nothing is stated")
+    (text,) = texts
     path = out or folder / "privacy.md"
     write_atomic(path, (text + "\n").encode())
     terminal.line(f"wrote {path}")

@@ -70,6 +70,7 @@ class _Tally:
         self.ok = self.late = self.rejected = self.up = self.down = 0
         self.G: float | None = None
         self.epsilon: float | None = None
+        self.client_epsilon: float | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Count the event of one round."""
@@ -80,10 +81,13 @@ class _Tally:
         self.down += event["bytes_down"]
         self.G = event["G"]["mean"] if event["G"] else self.G
         self.epsilon = event["epsilon"]
+        self.client_epsilon = event["client_epsilon"]
 
     def text(self) -> str:
         """The totals as one line."""
         spent = "" if self.epsilon is None else f"  epsilon {self.epsilon:.2f}"
+        if self.client_epsilon is not None:
+            spent += f"  client-level epsilon {self.client_epsilon:.2f}"
         return (
             f"G {share(self.G)}  ok {self.ok} late {self.late} rejected {self.rejected}  "
             f"MB up {self.up / 1e6:.1f} down {self.down / 1e6:.1f}{spent}"
@@ -199,5 +203,19 @@ def guarantee(p: Mapping[str, Any]) -> str:
         f"({p['adjacency']}, {p['sampling']} sampling at rate {p['sample_rate']:g}, "
         f"noise multiplier {p['noise_multiplier']:g}, clip {p['clip']:g}; "
         f"accountant {p['accountant']}; "
+        f"randomness {p['randomness']}{SIMULATED.get(p['randomness'], '')})"
+    )
+
+
+def client_guarantee(p: Mapping[str, Any]) -> str:
+    """The guarantee of client-level DP in one sentence, with all that its epsilon depends on."""
+    epsilon = p["spent"] if "spent" in p else p["planned"]
+    shown = "unbounded" if epsilon is None else f"{epsilon:.2f}"
+    return (
+        "client-level DP for all data of a client, against all who see the models but not against "
+        f"the server, which is trusted: client-level epsilon {shown} at delta {p['delta']:g} "
+        f"({p['adjacency']}; {p['sampling']} sampling of clients at rate {p['sample_rate']:g}, "
+        f"noise multiplier {p['noise_multiplier']:g}, clip {p['clip']:g} of a client's entire "
+        f"upload; accountant {p['accountant']}; "
         f"randomness {p['randomness']}{SIMULATED.get(p['randomness'], '')})"
     )

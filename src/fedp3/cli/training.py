@@ -186,9 +186,10 @@ def show_end(results: Sequence[dict[str, Any]], folder: Path, json: bool) -> Non
 
 
 def _show_privacy(result: Mapping[str, Any], planned_rounds: int) -> None:
-    if "privacy" not in result:
-        return
-    terminal.line(terminal.guarantee(result["privacy"]))
+    if "privacy" in result:
+        terminal.line(terminal.guarantee(result["privacy"]))
+    if "client_privacy" in result:
+        terminal.line(terminal.client_guarantee(result["client_privacy"]))
     if result["rounds"] < planned_rounds:
         terminal.line(
             f"stopped after round {result['rounds']}: no client has budget for another round"
@@ -212,11 +213,13 @@ def _over_seeds(results: Sequence[dict[str, Any]], folder: Path) -> dict[str, An
         values = [result[key] for result in results]
         means[key] = None if None in values else fmean(values)
     epsilons = [r["epsilon_max"] for r in results if r["epsilon_max"] is not None]
+    client_epsilons = [r["client_epsilon"] for r in results if r["client_epsilon"] is not None]
     return {
         "out": str(folder),
         "rounds": results[0]["rounds"],
         **means,
         "rejected": sum(result["rejected"] for result in results),
         "epsilon_max": max(epsilons, default=None),
+        "client_epsilon": max(client_epsilons, default=None),
         "runs": list(results),
     }

@@ -1,5 +1,6 @@
 """Mistakes that several keys of a config make together, and where it differs from its method."""
 
+import math
 from collections.abc import Collection
 from dataclasses import replace
 
@@ -7,6 +8,7 @@ from fedp3 import methods
 from fedp3.config.schema import Config
 from fedp3.config.toml import toml_value
 from fedp3.methods import METHODS
+from fedp3.planning.prune_settings import SELECTORS
 from fedp3.privacy.requirements import refused_settings
 
 
@@ -22,6 +24,13 @@ def resolve_others(config: Config) -> Config:
     return replace(config, plan=replace(config.plan, others="train"))
 
 
+def resolve_participants(config: Config, given: Collection[tuple[str, str]]) -> Config:
+    """The config, in which under client-level DP all clients are candidates unless it says not."""
+    if not config.client_privacy.enabled or ("run", "clients_per_round") in given:
+        return config
+    return replace(config, run=replace(config.run, clients_per_round=0))
+
+
 def contradictions(c: Config, given: Collection[tuple[str, str]] = ()) -> list[str]:
     """All mistakes that several keys make together.
 
@@ -30,7 +39,7 @@ def contradictions(c: Config, given: Collection[tuple[str, str]] = ()) -> list[s
         given: (section, key) of the keys that the user set.
     """
     mistakes = _wrong_sizes(c, given) + _wrong_uploads(c)
-    mistakes += refused_settings(c.plan, c.privacy)
+    mistakes += refused_settings(c.plan, c.privacy) + _wrong_client_privacy(c)
     return mistakes + methods.clashes(c.hooks, c.plan, c.prune, c.local)
 
 
@@ -75,6 +84,42 @@ def _wrong_uploads(c: Config) -> list[str]:
         "'fp16' or 'int8'": topk and plan.head == "personal_uploaded",
         "[upload] compress: 'topk' sends a share of every tensor, of which 'magnitude_all' may "
         "retain nothing": topk and c.prune.selector == "magnitude_all",
+    }
+    return [text for text, applies in reasons.items() if applies]
+
+
+def _wrong_client_privacy(c: Config) -> list[str]:
+    """Settings that would break the guarantee of client-level DP."""
+    mode, run = c.client_privacy, c.run
+    if not mode.enabled:
+        return []
+    reasons = {
+        "[client_privacy] enabled: [privacy] is enabled too; one protects clients from everybody "
+        "but the server, the other records from the server as well, and their epsilons cannot be "
+        "told apart in one run; disable one of them": c.privacy.enabled,
+        "[client_privacy] noise_multiplier: 0 means no noise, which only an infinite epsilon "
+        "allows; set epsilon to inf, or noise_multiplier to 'auto'": (
+            mode.noise_multiplier == 0 and math.isfinite(mode.epsilon)
+        ),
+        f"[aggregate] rule: {c.aggregate.rule!r} gives clients different weights, and the clip of "
+        "client-level DP bounds the influence of a client only if all count the same; set "
+        "'simple'": c.aggregate.rule != "simple",
+        f"[run] clients_per_round: {run.clients_per_round} clients in each round is no Poisson "
+        "sampling; set 0, and the share of clients with [client_privacy] sample_rate": (
+            run.clients_per_round != 0
+        ),
+        f"[run] quorum: {run.quorum}: under client-level DP no round is void because few clients "
+        "answered, since that would be seen; leave quorum at 1, which is not applied": (
+            run.quorum > 1
+        ),
+        "[plan] head: 'personal_uploaded' is never sent, so that its upload is no change, which is "
+        "what client-level DP clips; set 'shared' or 'personal'": (
+            c.plan.head == "personal_uploaded"
+        ),
+        f"[prune] selector: {c.prune.selector!r} divides units among the participants; under "
+        "client-level DP no upload may depend on who else takes part; use another one": (
+            SELECTORS.pick(c.prune.selector).deals
+        ),
     }
     return [text for text, applies in reasons.items() if applies]
 

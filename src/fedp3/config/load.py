@@ -13,7 +13,11 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedp3.config.contradictions import contradictions, resolve_others
+from fedp3.config.contradictions import (
+    contradictions,
+    resolve_others,
+    resolve_participants,
+)
 from fedp3.config.legacy import new_name
 from fedp3.config.schema import ADAPTER, SECTIONS, Config, fields_of
 from fedp3.core.errors import ConfigError
@@ -93,7 +97,8 @@ def parse(
         config = ADAPTER.validate_python(merged)
     except ValidationError as error:
         raise ConfigError("\n".join(f"{where}: {m}" for m in mistakes + _explain(error))) from None
-    config, more = _read_files(resolve_others(config), folder)
+    config = resolve_participants(resolve_others(config), given)
+    config, more = _read_files(config, folder)
     mistakes += more + contradictions(config, given)
     if mistakes:
         raise ConfigError("\n".join(f"{where}: {m}" for m in mistakes))

@@ -24,6 +24,7 @@ from fedp3.methods import METHODS, HookSettings
 from fedp3.models.zoo import ModelSettings
 from fedp3.planning.client_plans import PlanSettings
 from fedp3.planning.prune_settings import PruneSettings
+from fedp3.privacy.client_level.settings import ClientPrivacySettings
 from fedp3.privacy.settings import PrivacySettings
 from fedp3.server.aggregators import AggregateSettings
 
@@ -52,6 +53,7 @@ class Config:
     aggregate: AggregateSettings = Field(default_factory=AggregateSettings)
     hooks: HookSettings = Field(default_factory=HookSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
+    client_privacy: ClientPrivacySettings = Field(default_factory=ClientPrivacySettings)
     run: RunSettings = Field(default_factory=RunSettings)
 
     def as_json(self) -> dict[str, Any]:

@@ -38,6 +38,7 @@ class Stream(IntEnum):
     # (round, client): Q_i, one draw per local step
     LOCAL_PRUNE = 8
     # (round, client): the noise of local differential privacy, in simulations only
+    # (round): the noise of client-level differential privacy, in simulations only
     NOISE = 9
     # (round, client): Dropout and any other layer that draws
     LAYER = 10

@@ -25,15 +25,19 @@ class RunSettings:
         default=0,
         ge=0,
         description="seed of all random choices; under LDP, noise and batches come from the "
-        "operating system unless privacy.randomness is 'seeded'",
+        "operating system unless privacy.randomness is 'seeded'; client-level DP likewise",
     )
     clients_per_round: int = Field(
-        default=10, ge=0, description="participants per round; 0 means all clients"
+        default=10,
+        ge=0,
+        description="participants per round; 0 means all clients, and under client-level DP those "
+        "that client_privacy.sample_rate draws",
     )
     quorum: int = Field(
         default=1,
         ge=1,
-        description="a round with fewer accepted updates is void: the model does not change",
+        description="a round with fewer accepted updates is void: the model does not change; not "
+        "applied under client-level DP",
     )
     max_void: int = Field(
         default=5, ge=1, description="the run fails after this many void rounds in a row"
@@ -53,7 +57,7 @@ class RunSettings:
         default=1,
         ge=1,
         description="rounds between checkpoints: a killed process loses at most this many rounds "
-        "besides the current one; under LDP and on Flower always 1",
+        "besides the current one; with [privacy], [client_privacy] and on Flower always 1",
     )
     device: str = Field(
         default="cpu",

@@ -26,6 +26,7 @@ from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.experiment.assemble import Experiment, assemble, check_plans
 from fedp3.messages.codec import room_for
 from fedp3.node.permits import Permit, read_permit
+from fedp3.privacy.client_level import requirements as client_requirements
 from fedp3.privacy.mechanism import mechanism_of
 from fedp3.privacy.requirements import refused_deployment
 from fedp3.report import write_report
@@ -199,9 +200,12 @@ def _log_round(rounds: int) -> session.OnRound:
 
 def _check(config: Config) -> None:
     """Refuse what cannot be deployed."""
-    refused = refused_deployment(config.privacy)
-    if refused:
-        raise ConfigError(refused)
+    refused = [
+        refused_deployment(config.privacy),
+        client_requirements.refused_deployment(config.client_privacy),
+    ]
+    if any(refused):
+        raise ConfigError("\n".join(filter(None, refused)))
     if config.partition.file and not Path(config.partition.file).is_absolute():
         raise ConfigError(
             f"[partition] file = {config.partition.file!r} is read on every machine: "

@@ -43,6 +43,12 @@ def make_engine(
     """
     if workers < 0:
         raise InputError(f"workers={workers}: it must be a number of processes, or 0 to choose one")
+    if experiment.server.client_level is not None and experiment.config.run.deadline > 0:
+        raise InputError(
+            "client-level DP refused: in a simulation clients share one machine, so that one more "
+            "client can make others late, and its clip would not bound its influence; set "
+            "run.deadline=0"
+        )
     return ENGINES.pick(engine)(experiment, workers, states, data_dir, plugins)
 
 

@@ -18,7 +18,8 @@ from fedp3.client.context import ClientContext, RunSpec
 from fedp3.client.hooks import Hooks
 from fedp3.client.stacked import can_stack
 from fedp3.config import Config
-from fedp3.core.errors import InputError
+from fedp3.config.contradictions import contradictions
+from fedp3.core.errors import ConfigError, InputError
 from fedp3.core.settings import OWN
 from fedp3.core.types import ClientPlan, Layer
 from fedp3.costs.compute import ComputeProfile, measure
@@ -36,9 +37,12 @@ from fedp3.planning.coverage import check_coverage, check_pruning
 from fedp3.planning.prune_settings import SELECTORS
 from fedp3.privacy import accountant, requirements
 from fedp3.privacy.budget import Schedule, plan_budget
+from fedp3.privacy.client_level import requirements as client_requirements
+from fedp3.privacy.client_level.budget import plan_release_budget
 from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.settings import AUTO, Mechanism
 from fedp3.server.aggregators import AGGREGATORS
+from fedp3.server.client_level import ClientLevel
 from fedp3.server.context import ServerContext, ServerState
 from fedp3.server.optimizer import with_optimizer
 from fedp3.server.rounds import plans_for
@@ -155,6 +159,8 @@ def assemble_from(
         extra=exchange.begin(spec.layers, data.classes) if exchange else {},
     )
     experiment = Experiment(config, server, client, shards, start)
+    if config.client_privacy.enabled:
+        return _with_client_privacy(experiment)
     if not config.privacy.enabled:
         return experiment
     requirements.check(experiment.client, experiment.shards, config.privacy.delta)
@@ -197,8 +203,9 @@ def _hooks(config: Config) -> Hooks:
 
 def _server_context(config: Config, spec: RunSpec, shards: Mapping[int, Shard]) -> ServerContext:
     assert not isinstance(config.prune.keep, str)  # a keep file is read together with the config
-    make_aggregator = AGGREGATORS.pick(config.aggregate.rule)
-    aggregator = with_optimizer(make_aggregator(config.aggregate, spec), config.aggregate, spec)
+    aggregator = AGGREGATORS.pick(config.aggregate.rule)(config.aggregate, spec)
+    if not config.client_privacy.enabled:  # there the optimizer steps on the noised release
+        aggregator = with_optimizer(aggregator, config.aggregate, spec)
     server = ServerContext(
         spec=spec,
         plan=config.plan,
@@ -275,6 +282,18 @@ def with_noise(experiment: Experiment, noise: float | None) -> Experiment:
     if budget is None or noise is None or noise == budget.mechanism.noise_multiplier:
         return experiment
     return _with_budget(experiment, noise)
+
+
+def _with_client_privacy(experiment: Experiment) -> Experiment:
+    """The experiment under client-level DP; refused if the guarantee would not hold."""
+    config, server = experiment.config, experiment.server
+    mistakes = contradictions(config)  # a `Config` that was built in Python is not checked yet
+    if mistakes:
+        raise ConfigError("\n".join(mistakes))
+    budget = plan_release_budget(config.client_privacy, config.run.rounds)
+    client_requirements.check(server.spec, experiment.first_plans, budget)
+    mode = ClientLevel(budget=budget, optimizer=config.aggregate)
+    return replace(experiment, server=replace(server, client_level=mode))
 
 
 def _shards(config: Config, data: Dataset) -> dict[int, Shard]:

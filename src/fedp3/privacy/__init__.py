@@ -9,4 +9,5 @@
 - `requirements`: every reason to refuse a run under LDP.
 - `disclosure`: what a reader of a run must know about its privacy.
 - `audit`: attacks on the code that runs.
+- `client_level`: another mode, in which a trusted server adds the noise.
 """

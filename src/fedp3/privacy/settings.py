@@ -74,7 +74,9 @@ class PrivacySettings:
 class Mechanism:
     """The parameters of one private step (Algorithm 5).
 
-    A step adds Gaussian noise to the clipped gradients of Poisson-sampled records.
+    A step adds Gaussian noise to the clipped gradients of Poisson-sampled records.  Client-level DP
+    adds it to the clipped uploads of Poisson-sampled clients: there a step is a round, and clients
+    take the place of records.
 
     Args:
         clip: C, the largest norm of one record's gradient, over all coordinates that train.
@@ -98,7 +100,7 @@ class Mechanism:
 
 @plain_dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The privacy limit of one run, the same for every client."""
+    """The privacy limit of one run: of LDP, the same for every client, or of client-level DP."""
 
     mechanism: Mechanism
     steps_per_task: int

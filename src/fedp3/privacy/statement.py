@@ -44,8 +44,9 @@ def statement(
             _clients(charges, privacy["delta"], seeded=privacy["randomness"] != "os"),
             _noise(privacy, charges),
             _releases(charges),
-            _bullets("## Assumptions", ASSUMPTIONS),
-            _evidence(about, anchor),
+            bullets("## Assumptions", ASSUMPTIONS),
+            evidence(about, anchor)
+            + "\n- To attack the code that ran: `fedp3 audit config.toml` in the run folder",
             "## Review\n\nChecked by: ______________________    Date: ______________\n\nRemarks:\n",
         ]
     )
@@ -120,23 +121,30 @@ def _releases(charges: Sequence[Charge]) -> str:
         "probe": "updates that were discarded after P was measured",
     }
     inside = [f"{n} {names.get(kind, kind)}" for kind, n in sorted(kinds.items())]
-    outside = _bullets("### Outside epsilon", UNACCOUNTED)
-    return _bullets("## Every release\n\n### Inside epsilon", inside or ["none"]) + "\n\n" + outside
+    outside = bullets("### Outside epsilon", UNACCOUNTED)
+    return bullets("## Every release\n\n### Inside epsilon", inside or ["none"]) + "\n\n" + outside
 
 
-def _evidence(about: Mapping[str, Any], anchor: Anchor) -> str:
+def evidence(about: Mapping[str, Any], anchor: Anchor) -> str:
+    """What the statement can be checked against."""
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    return _bullets(
+    return bullets(
         "## Evidence",
         [
             f"Config digest: `{about['digest']}`",
             f"Ledger: {anchor.entries} lines, SHA-256 of the last one `{anchor.last}`; every line "
             "contains the hash of the line before it",
             f"Versions: {versions}",
-            "To attack the code that ran: `fedp3 audit config.toml` in the run folder",
         ],
     )
 
 
-def _bullets(title: str, lines: Sequence[str]) -> str:
+def review() -> str:
+    """Where the reviewer signs."""
+    lines = "Checked by: ______________________    Date: ______________"
+    return f"## Review\n\n{lines}\n\nRemarks:\n"
+
+
+def bullets(title: str, lines: Sequence[str]) -> str:
+    """A heading and a list."""
     return "\n".join([title, "", *(f"- {line}" for line in lines)])

@@ -1,6 +1,6 @@
 """Runs side by side: accuracy, traffic, computation and time, and accuracy at equal traffic."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
@@ -9,6 +9,7 @@ from fedp3.report.runs import (
     Curve,
     Run,
     Seed,
+    client_epsilon,
     client_gflop,
     epsilon,
     final,
@@ -21,6 +22,17 @@ from fedp3.report.runs import (
     seconds,
     stat,
 )
+
+# Key of a row -> name of its column: two promises, never to be taken for each other.
+EPSILONS: Mapping[str, str] = {
+    "epsilon_max": "epsilon",
+    "client_epsilon": "client-level epsilon",
+}
+
+
+def shown_epsilons(rows: Sequence[Mapping[str, object]]) -> list[str]:
+    """The keys of `EPSILONS` of which any of these rows has a value."""
+    return [key for key in EPSILONS if any(row[key] is not None for row in rows)]
 
 
 def compare(folders: Iterable[Path], last: int = 1) -> list[dict[str, object]]:
@@ -67,11 +79,16 @@ def _row(run: Run, last: int, budget: float | None) -> dict[str, object]:
     for way in ("up", "down"):
         mb, share = moved(run, way)
         row |= {f"mb_{way}": mean(mb), f"share_{way}": share}
-    epsilons = [e for e in map(epsilon, run.seeds) if e is not None]
+    spent = [e for e in map(epsilon, run.seeds) if e is not None]
+    client_spent = [e for e in map(client_epsilon, run.seeds) if e is not None]
+    result = run.seeds[0].result
     return row | {
         "seconds": mean(stat(map(seconds, run.seeds))),
-        "epsilon_max": max(epsilons, default=None),
-        "privacy": run.seeds[0].result.get("privacy"),  # the settings that the epsilon belongs to
+        # each epsilon with the settings that it belongs to
+        "epsilon_max": max(spent, default=None),
+        "privacy": result.get("privacy"),
+        "client_epsilon": max(client_spent, default=None),
+        "client_privacy": result.get("client_privacy"),
         "rejected": sum(len(rejections(seed)) for seed in run.seeds),
         "gflop": mean(stat(map(client_gflop, run.seeds))),
         "fleet_seconds": mean(stat(map(fleet_seconds, run.seeds))),

@@ -19,7 +19,7 @@ from fedp3.core.errors import RunError
 from fedp3.core.files import write_atomic
 from fedp3.report import text
 from fedp3.report.charts import Figure, figures
-from fedp3.report.comparison import compare_runs
+from fedp3.report.comparison import compare_runs, shown_epsilons
 from fedp3.report.panels import run_panel
 from fedp3.report.runs import Json, Run, load_runs
 from fedp3.report.svg import line_chart, line_tips
@@ -42,6 +42,10 @@ COLUMNS: Mapping[str, str] = {  # heading -> meaning, in the table that compares
     "Fleet (s)": "estimated time of all rounds on devices as capable as their keep share",
     "Time (s)": "measured time of the entire run on the machine that ran it",
     "Rejected": "updates that the server rejected",
+}
+EPSILON_COLUMNS: Mapping[str, tuple[str, str]] = {  # key of a row -> heading and meaning
+    "epsilon_max": ("ε", "largest of any client"),
+    "client_epsilon": ("client-level ε", "of every client, against all who see the models"),
 }
 
 
@@ -70,7 +74,7 @@ def render(runs: Sequence[Run]) -> str:
     sizes = WIDE if len(runs) == 1 else WIDE | NARROW
     charts = {figure.name: _drawn(figure, sizes[figure.name], tips) for figure in figures(runs)}
     rows = compare_runs(runs)
-    private = any(row["epsilon_max"] is not None for row in rows)
+    epsilons = shown_epsilons(rows)
     environment = Environment(
         loader=PackageLoader("fedp3.report", "template"),
         autoescape=True,
@@ -88,8 +92,8 @@ def render(runs: Sequence[Run]) -> str:
         seeds=max(len(run.seeds) for run in runs),
         runs=panels,
         charts=charts,
-        columns=_columns(rows, private),
-        rows=[_cells(row, private) for row in rows],
+        columns=_columns(rows, epsilons),
+        rows=[_cells(row, epsilons) for row in rows],
         data=_json(tips),
         style=Markup(style),
         script=Markup(script),
@@ -128,15 +132,13 @@ def _drawn(figure: Figure, size: tuple[int, int], tips: dict[str, Any]) -> list[
 # --------------------------------------------------------------------------- comparison
 
 
-def _columns(rows: Sequence[Json], private: bool) -> list[tuple[str, str]]:
+def _columns(rows: Sequence[Json], epsilons: Sequence[str]) -> list[tuple[str, str]]:
     budget = text.mb(rows[0]["budget_mb"])
     columns = [(name.replace("budget", budget), meaning) for name, meaning in COLUMNS.items()]
-    if private:
-        columns.append(("ε", "largest of any client"))
-    return columns
+    return columns + [EPSILON_COLUMNS[key] for key in epsilons]
 
 
-def _cells(row: Json, private: bool) -> list[tuple[str, str]]:
+def _cells(row: Json, epsilons: Sequence[str]) -> list[tuple[str, str]]:
     """The cells of one line of the comparison, each with a small note."""
 
     def accuracy(kind: str) -> tuple[str, str]:
@@ -162,6 +164,4 @@ def _cells(row: Json, private: bool) -> list[tuple[str, str]]:
         (text.number(row["seconds"]), ""),
         (str(row["rejected"]), ""),
     ]
-    if private:
-        cells.append((text.number(row["epsilon_max"]), ""))
-    return cells
+    return cells + [(text.number(row[key]), "") for key in epsilons]

@@ -20,6 +20,7 @@ from fedp3.report.runs import (
     Json,
     Run,
     Seed,
+    client_epsilon,
     epsilon,
     final,
     mean,
@@ -76,6 +77,8 @@ class Panel:
     config: tuple[tuple[str, tuple[Setting, ...]], ...]  # by section
     facts: tuple[tuple[str, str], ...]
     guarantee: tuple[tuple[str, str], ...]  # settings of LDP; empty without it
+    client_guarantee: tuple[tuple[str, str], ...]  # of client-level DP; empty without it
+    client_statement: tuple[tuple[str, tuple[str, ...]], ...]  # heading -> lines
     warnings: tuple[str, ...]
     unaccounted: tuple[str, ...]  # released, and not covered by epsilon
     commands: tuple[tuple[str, str], ...]
@@ -114,8 +117,11 @@ def run_panel(runs: Sequence[Run], i: int, tips: dict[str, Any]) -> Panel:
         config=_config([r.seeds[0].config for r in runs], i),
         facts=_facts(run),
         guarantee=_guarantee(seed),
-        warnings=tuple(warning for code, warning in warnings.items() if code != "W7"),
-        unaccounted=tuple(privacy.get("unaccounted", ())),  # the content of W7
+        client_guarantee=_client_guarantee(seed),
+        client_statement=_client_statement(seed),
+        # W7 and C4 are lists, which the page shows as such
+        warnings=tuple(text for code, text in warnings.items() if code not in ("W7", "C4")),
+        unaccounted=tuple(privacy.get("unaccounted", ())),
         commands=_commands(run),
     )
 
@@ -125,12 +131,15 @@ def run_panel(runs: Sequence[Run], i: int, tips: dict[str, Any]) -> Panel:
 
 def _summary(seed: Seed) -> str:
     c = seed.config
-    participants = c["run"]["clients_per_round"] or c["partition"]["clients"]
+    per_round = f"{c['run']['clients_per_round'] or c['partition']['clients']} per round"
+    client_level = c.get("client_privacy", {})
+    if client_level.get("enabled"):
+        per_round = f"each in a round with probability {client_level['sample_rate']:g}"
     data = "user-provided data" if c["data"]["name"] == OWN else c["data"]["name"]
     model = "user-provided model" if c["model"]["name"] == OWN else c["model"]["name"]
     return (
         f"{c['method']} · {data}, {c['partition']['kind']} over {len(seed.about['clients'])} "
-        f"clients, {participants} per round · {model}, {seed.about['parameters']:,} parameters in "
+        f"clients, {per_round} · {model}, {seed.about['parameters']:,} parameters in "
         f"{len(seed.about['layers'])} layers · layer sets {c['plan']['layers']}"
     )
 
@@ -168,6 +177,10 @@ def _cards(run: Run) -> tuple[Card, ...]:
     ]
     if epsilons:
         cards.append(Card("ε", text.number(max(epsilons)), "largest of any client"))
+    client_epsilons = [e for e in map(client_epsilon, run.seeds) if e is not None]
+    if client_epsilons:
+        worst = text.number(max(client_epsilons))
+        cards.append(Card("Client-level ε", worst, "the server is trusted"))
     return (*cards, _model_card(run))
 
 
@@ -365,6 +378,51 @@ def _guarantee(seed: Seed) -> tuple[tuple[str, str], ...]:
         ("steps", f"{p['steps_per_task']} per task, {p['allowed_steps']:,} allowed"),
         ("protects", "each training record of a client, against all who see its uploads"),
     )
+
+
+def _client_privacy(seed: Seed) -> Json:
+    """The statement of client-level DP, after the run or as planned; empty without it."""
+    return seed.result.get("client_privacy") or seed.about.get("client_privacy") or {}
+
+
+def _client_guarantee(seed: Seed) -> tuple[tuple[str, str], ...]:
+    """What client-level DP guarantees to a client of this run; empty without it."""
+    p = _client_privacy(seed)
+    if not p:
+        return ()
+    spent = "the run is not finished"
+    if "spent" in p:
+        spent = "unbounded" if p["spent"] is None else text.number(p["spent"])
+    names = (
+        "delta",
+        "adjacency",
+        "sampling",
+        "sample_rate",
+        "noise_multiplier",
+        "clip",
+        "accountant",
+        "randomness",
+        "protects",
+    )
+    noise = ", ".join(f"{l} {text.number(std)}" for l, std in p["noise"].items())
+    return (
+        ("client-level ε", spent),
+        ("client-level ε allowed", "no limit" if p["epsilon"] is None else str(p["epsilon"])),
+        *((name.replace("_", " "), str(p[name])) for name in names),
+        ("noise on each weight in a round", noise),
+        ("rounds allowed", f"{p['allowed_rounds']:,}"),
+    )
+
+
+def _client_statement(seed: Seed) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """What the client-level ε covers, what it does not, and what it assumes."""
+    p = _client_privacy(seed)
+    headings = {
+        "inside": "The client-level ε covers:",
+        "outside": "It does not cover:",
+        "assumes": "It assumes that:",
+    }
+    return tuple((heading, tuple(p[key])) for key, heading in headings.items() if p)
 
 
 def _commands(run: Run) -> tuple[tuple[str, str], ...]:

@@ -221,6 +221,11 @@ def epsilon(seed: Seed) -> float | None:
     return seed.result.get("epsilon_max")
 
 
+def client_epsilon(seed: Seed) -> float | None:
+    """The client-level epsilon of all released models; None without client-level DP."""
+    return seed.result.get("client_epsilon")
+
+
 def rejections(seed: Seed) -> list[tuple[int, str, str]]:
     """(round, client, reason) of every rejected update."""
     return [

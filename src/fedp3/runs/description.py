@@ -20,6 +20,9 @@ from fedp3.experiment.fingerprint import fingerprint
 from fedp3.planning.coverage import coverage
 from fedp3.privacy import disclosure
 from fedp3.privacy.budget import planned_epsilons
+from fedp3.privacy.client_level import disclosure as client_disclosure
+from fedp3.privacy.client_level.budget import planned_epsilon
+from fedp3.privacy.client_level.mechanism import uploaders
 from fedp3.privacy.ledger import Ledger, summary
 from fedp3.server.context import FinalEvaluation, ServerState
 from fedp3.server.evaluation import Accuracy
@@ -48,7 +51,12 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "command": " ".join(["fedp3", *sys.argv[1:]]),
         "warnings": warnings_of(experiment),
     }
-    return about if server.budget is None else about | {"privacy": _planned(experiment)}
+    if server.budget is not None:
+        about["privacy"] = _planned(experiment)
+    if server.client_level is not None:
+        planned = planned_epsilon(server.client_level.budget, server.run.rounds)
+        about["client_privacy"] = _client_privacy(experiment, {"planned": planned})
+    return about
 
 
 def warnings_of(experiment: Experiment) -> dict[str, str]:
@@ -56,6 +64,8 @@ def warnings_of(experiment: Experiment) -> dict[str, str]:
     warnings = disclosure.warnings(
         experiment.client, experiment.first_plans, experiment.server.budget
     )
+    if experiment.server.client_level is not None:
+        warnings |= client_disclosure.warnings(experiment.server.client_level.budget)
     differences = config.overruled(experiment.config)
     if differences:
         method = experiment.config.method
@@ -69,6 +79,14 @@ def _planned(experiment: Experiment) -> dict[str, Any]:
     assert budget is not None
     planned = planned_epsilons(budget, experiment.schedule)
     return _without_infinity(disclosure.described(budget)) | {"planned": _without_infinity(planned)}
+
+
+def _client_privacy(experiment: Experiment, epsilons: Mapping[str, float]) -> dict[str, Any]:
+    """The statement of client-level DP, with what was planned or spent."""
+    mode = experiment.server.client_level
+    assert mode is not None
+    described = client_disclosure.described(mode.budget, uploaders(experiment.first_plans))
+    return _without_infinity(described | dict(epsilons))
 
 
 def versions() -> dict[str, str]:
@@ -136,6 +154,15 @@ def spent_of(ledger: Ledger | None) -> dict[str, Any]:
         "epsilon": _without_infinity(ledger.epsilons()),
         "privacy": _without_infinity(disclosure.described(ledger.budget)) | {"spent": spent},
     }
+
+
+def client_spent_of(experiment: Experiment, releases: Ledger | None) -> dict[str, Any]:
+    """The client-level epsilon of all releases, and the statement that gives it its meaning."""
+    if releases is None:
+        return {"client_epsilon": None}
+    spent = releases.epsilon_max()
+    about = _client_privacy(experiment, {"spent": spent})
+    return {"client_epsilon": about["spent"], "client_privacy": about}
 
 
 def _without_infinity(values: Mapping[Any, Any]) -> dict[Any, Any]:

@@ -16,9 +16,10 @@ class History(Sequence[dict[str, Any]]):
     """One row per round: accuracies, loss, traffic and time.
 
     A row has `round` (from 1), `G`, `D` and `P` (mean accuracy; None if the round was not
-    evaluated), `loss`, `bytes_up`, `bytes_down`, `seconds`, `epsilon` (None without LDP), `void`,
-    and the numbers of clients that were `accepted`, `late` and `rejected`.  A client whose invalid
-    reply was followed by a valid one counts as both rejected and accepted.
+    evaluated), `loss`, `bytes_up`, `bytes_down`, `seconds`, `epsilon` (None without LDP),
+    `client_epsilon` (None without client-level DP), `void`, and the numbers of clients that were
+    `accepted`, `late` and `rejected`.  A client whose invalid reply was followed by a valid one
+    counts as both rejected and accepted.
     """
 
     def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
@@ -94,4 +95,5 @@ def _row(event: Mapping[str, Any]) -> dict[str, Any]:
         name: event[name]
         for name in ("loss", "bytes_up", "bytes_down", "seconds", "epsilon", "void")
     }
+    plain["client_epsilon"] = event.get("client_epsilon")
     return {"round": event["t"] + 1, **scores, **plain, **counts}

@@ -24,10 +24,11 @@ from fedp3.core.hashing import model_sha256
 from fedp3.engines.base import Engine, States
 from fedp3.experiment.assemble import Experiment, with_noise
 from fedp3.experiment.fingerprint import INITIAL, check_fingerprint, with_initial
+from fedp3.privacy.client_level.budget import open_releases
 from fedp3.privacy.ledger import Ledger, open_ledger
 from fedp3.privacy.record_ledger import RecordLedger, join
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint
-from fedp3.runs.description import describe, result_of, spent_of
+from fedp3.runs.description import client_spent_of, describe, result_of, spent_of
 from fedp3.runs.run_folder import as_event, create, read_events, truncate_events
 from fedp3.runs.writer import Write, round_writer
 from fedp3.server.context import RoundRecord, ServerState
@@ -336,18 +337,20 @@ def run_rounds(
     server, digest = experiment.server, experiment.config.digest()
     state = saved = start or experiment.start
     ledger, over_runs = _ledgers(experiment, folder, state.t)
+    mode = server.client_level
+    releases = None if mode is None else open_releases(mode.budget, digest, folder, state.t)
     events: list[dict[str, Any]] = read_events(folder) if folder else []
     began, last = time.perf_counter(), None
     # Every round must be on disk before the next begins if repeating it would cost privacy, or is
     # not possible: a node stores its state of its last task, and of none before.
-    at_once = ledger is not None or engine.remote_state
+    at_once = ledger is not None or releases is not None or engine.remote_state
     every = 1 if at_once else server.run.checkpoint_every
     writing: AbstractContextManager[Write] = nullcontext(lambda record, checkpoint: None)
     if folder is not None:
         writing = round_writer(folder, digest, at_once=at_once)
     with writing as write:
         try:
-            for new, last in run(server, state, engine.execute, ledger):
+            for new, last in run(server, state, engine.execute, ledger, releases):
                 due = new.t % every == 0 or new.t == server.run.rounds
                 write(last, _checkpoint(new, engine) if due else None)
                 state = new  # not before: a checkpoint needs the event before it
@@ -361,7 +364,8 @@ def run_rounds(
                 write(None, _checkpoint(state, engine))
     trained = sum(e["seconds"] for e in events if e["t"] >= (start.t if start else 0))
     extra = max(0.0, time.perf_counter() - began - trained)
-    result = result_of(experiment, state, final, events, folder, extra) | spent_of(ledger)
+    result = result_of(experiment, state, final, events, folder, extra)
+    result |= spent_of(ledger) | client_spent_of(experiment, releases)
     if over_runs is not None:
         result["epsilon_over_runs"] = over_runs.epsilon_max(experiment.config.privacy.delta)
     if folder is not None:

@@ -67,10 +67,11 @@ def validate(
         on_round: called with the record of every finished round.
         plugins: files that worker processes import.
     """
-    if config.privacy.enabled:
+    if config.privacy.enabled or config.client_privacy.enabled:
+        mode = "LDP" if config.privacy.enabled else "client-level DP"
         raise InputError(
             "choosing a setting looks at the samples, which no budget pays for: "
-            "choose it without LDP"
+            f"choose it without {mode}"
         )
     experiment = validation_split(assemble(config, data_dir))
     engine = make_engine(experiment, workers, plugins=plugins)

@@ -10,6 +10,7 @@ from fedp3.core.types import LayerMap, Params, Rejection
 from fedp3.planning.client_plans import PlanSettings
 from fedp3.privacy.settings import Budget
 from fedp3.server.aggregators import Aggregator
+from fedp3.server.client_level import ClientLevel
 from fedp3.server.evaluation import Accuracy
 
 
@@ -24,7 +25,9 @@ class ServerContext:
         aggregator: how updates become the next model.
         keep: for each client the share of a pruned layer that its device can hold.
         examples: the number of training samples that each client registered.
-        budget: the privacy limit; None without LDP.
+        budget: the privacy limit of LDP; None without LDP.
+        client_level: client-level DP, whose release then takes the place of the aggregator; None
+            without it.
     """
 
     spec: RunSpec
@@ -34,6 +37,7 @@ class ServerContext:
     keep: tuple[float, ...]
     examples: Mapping[int, int]
     budget: Budget | None = None
+    client_level: ClientLevel | None = None
 
     @property
     def layers(self) -> LayerMap:
@@ -92,6 +96,7 @@ class RoundRecord:
     P: Accuracy | None = None  # after local training, of this round's participants
     aggregator: Mapping[int, float] = field(default_factory=dict)  # its report for each client
     epsilon: float | None = None  # under LDP, the largest that any client has spent
+    client_epsilon: float | None = None  # under client-level DP, of all releases so far
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,11 +60,16 @@ OPTIMIZERS.add("momentum", Optimizer(_momentum, "m"))
 OPTIMIZERS.add("adam", Optimizer(_adam, "mv"))
 
 
+def is_identity(settings: AggregateSettings) -> bool:
+    """Whether the next model is the mean itself, to the bit."""
+    return settings.server == "none" and settings.server_lr == 1
+
+
 def with_optimizer(
     aggregator: Aggregator, settings: AggregateSettings, spec: RunSpec
 ) -> Aggregator:
     """The aggregator followed by the server optimizer of these settings."""
-    if settings.server == "none" and settings.server_lr == 1:
+    if is_identity(settings):
         return aggregator
 
     def init() -> Any:

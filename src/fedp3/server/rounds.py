@@ -9,16 +9,20 @@ import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 from fedp3.core.errors import RunError
 from fedp3.core.memo import once_per_plan
-from fedp3.core.types import ClientPlan, Execute, Reply, Task
+from fedp3.core.types import AcceptedUpdate, ClientPlan, Execute, Params, Reply, Task
 from fedp3.costs.traffic import traffic
 from fedp3.planning.client_plans import client_plans
 from fedp3.planning.dispatch import dispatched_tasks, global_tasks, training_tasks
 from fedp3.planning.participation import eligible_clients, sample_clients
 from fedp3.planning.pruning import deal_units
+from fedp3.privacy.client_level.budget import EVERYBODY
+from fedp3.privacy.client_level.mechanism import poisson_clients
 from fedp3.privacy.ledger import Ledger
+from fedp3.server.client_level import private_step
 from fedp3.server.context import FinalEvaluation, RoundRecord, ServerContext, ServerState
 from fedp3.server.evaluation import Accuracy, accuracy
 from fedp3.server.gate import GateResult, admit, all_finite
@@ -41,12 +45,21 @@ def _eligible(context: ServerContext, t: int, ledger: Ledger | None) -> list[int
     return eligible_clients(context.examples, t, None if ledger is None else ledger.can_pay)
 
 
+def _participants(context: ServerContext, t: int, ledger: Ledger | None) -> list[int]:
+    """C_t: a fixed number of clients, or under client-level DP each client by its own coin."""
+    eligible, mode = _eligible(context, t, ledger), context.client_level
+    if mode is None:
+        return sample_clients(eligible, context.run, t)
+    return poisson_clients(eligible, context.clients, mode.budget.mechanism, context.spec.seed, t)
+
+
 def run_round(
     context: ServerContext,
     state: ServerState,
     execute: Execute,
     ledger: Ledger | None = None,
     fleet: Sequence[ClientPlan] | None = None,
+    releases: Ledger | None = None,
 ) -> tuple[ServerState, RoundRecord]:
     """One round of Algorithm 1.
 
@@ -56,9 +69,10 @@ def run_round(
         execute: the engine.
         ledger: charged before anything is sent; None without LDP.
         fleet: the plans of all clients, where they do not change from round to round.
+        releases: charged for the model of this round; None without client-level DP.
     """
     began, t = time.perf_counter(), state.t
-    clients = sample_clients(_eligible(context, t, ledger), context.run, t)  # Alg. 1, l. 4
+    clients = _participants(context, t, ledger)  # Alg. 1, l. 4
     evaluate = _evaluates(context, t)
     plans = [fleet[i] for i in clients] if fleet is not None else _plans(context, t, clients)
     dealt = deal_units(plans, context.spec.pruning.selector, len(clients))
@@ -76,6 +90,8 @@ def run_round(
     )
     if ledger is not None:
         ledger.charge(clients, t)
+    if releases is not None:
+        releases.charge([EVERYBODY], t)
     new, result = _advance(context, state, tasks, execute(tasks))  # Alg. 1, ll. 7-14
     record = _record(context, t, tasks, result, new)
     if evaluate:
@@ -83,26 +99,48 @@ def run_round(
         record = replace(record, G=G, D=D, P=accuracy(u.update for u in result.accepted))
     if ledger is not None:
         record = replace(record, epsilon=ledger.epsilon_max())
+    if releases is not None:
+        record = replace(record, client_epsilon=releases.epsilon_max())
     return new, replace(record, seconds=time.perf_counter() - began)
 
 
 def run(
-    context: ServerContext, state: ServerState, execute: Execute, ledger: Ledger | None = None
+    context: ServerContext,
+    state: ServerState,
+    execute: Execute,
+    ledger: Ledger | None = None,
+    releases: Ledger | None = None,
 ) -> Iterator[tuple[ServerState, RoundRecord]]:
-    """Rounds until T, or until no client has privacy budget left.
+    """Rounds until T, or until no privacy budget is left.
+
+    Args:
+        context: the run.
+        state: the state to start from.
+        execute: the engine.
+        ledger: what each client has spent; None without LDP.
+        releases: what the released models have cost; None without client-level DP.
 
     Raises:
         RunError: after `max_void` void rounds in a row.
     """
     fleet = None if context.plan.redraw else _plans(context, 0)
-    while state.t < context.run.rounds and (ledger is None or _eligible(context, state.t, ledger)):
-        state, record = run_round(context, state, execute, ledger, fleet)
+    while state.t < context.run.rounds and _affordable(context, state.t, ledger, releases):
+        state, record = run_round(context, state, execute, ledger, fleet, releases)
         yield state, record
         if record.void and state.void >= context.run.max_void:
             raise RunError(
                 f"{state.void} rounds in a row had fewer than {context.run.quorum} usable updates; "
                 f"the last reasons: {_reasons(record)}"
             )
+
+
+def _affordable(
+    context: ServerContext, t: int, ledger: Ledger | None, releases: Ledger | None
+) -> bool:
+    """Whether any client can pay for round t, and the released models may cost one more."""
+    if releases is not None and not releases.can_pay(EVERYBODY, t):
+        return False
+    return ledger is None or bool(_eligible(context, t, ledger))
 
 
 def finish(
@@ -173,15 +211,20 @@ def _dispatched(
 def _advance(
     context: ServerContext, state: ServerState, tasks: Sequence[Task], replies: Iterable[Reply]
 ) -> tuple[ServerState, GateResult]:
-    """W_{t+1}, or W_t bit for bit if too few updates were accepted or the sum overflows."""
+    """W_{t+1}, or W_t bit for bit if too few updates were accepted or the sum overflows.
+
+    Under client-level DP there is no quorum: a round must not tell how many answered.  Whether the
+    next model overflows follows from its noised values.
+    """
     result = GateResult()
     updates = admit(replies, tasks, context.spec, context.examples, state.extra, result)
-    W, aggregator_state = context.aggregator.apply(state.W, updates, state.aggregator)
+    W, aggregator_state = _aggregate(context, state, updates)
     for _ in updates:  # an aggregator may stop early; the gate must see every reply
         pass
     result.late.sort()
     # sums of finite numbers can be infinite
-    if len(result.accepted) < context.run.quorum or not all_finite(W):
+    quorum = context.run.quorum if context.client_level is None else 0
+    if len(result.accepted) < quorum or not all_finite(W):
         return replace(state, t=state.t + 1, void=state.void + 1), result
     extra, exchange = state.extra, context.spec.hooks.exchange
     if exchange is not None:
@@ -194,6 +237,17 @@ def _advance(
         t=state.t + 1, W=W, aggregator=aggregator_state, seen=seen, void=0, extra=extra
     )
     return new, result
+
+
+def _aggregate(
+    context: ServerContext, state: ServerState, updates: Iterable[AcceptedUpdate]
+) -> tuple[Params, Any]:
+    if context.client_level is None:
+        return context.aggregator.apply(state.W, updates, state.aggregator)
+    plans = _plans(context, state.t)
+    return private_step(
+        context.client_level, context.spec, plans, state.W, updates, state.aggregator, state.t
+    )
 
 
 def _record(
