@@ -2,6 +2,7 @@
 
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fedp3.core.errors import InputError, RunError
+from fedp3.core.types import ClientPlan, Task
 from fedp3.data import from_tensors, load
 from fedp3.data.record_ids import record_ids
 from fedp3.data.shards import Shard
 from fedp3.node import folder as folders
-from fedp3.node.account import noisy_scores
+from fedp3.node.account import charge_update, noisy_scores
 from fedp3.node.permits import (
     check_permit,
     make_owner_key,
@@ -26,7 +28,8 @@ from fedp3.node.permits import (
 from fedp3.node.policy import CAREFUL, Policy, load_policy, policy_text
 from fedp3.node.records import Marks, own_split, read_marks, without_marked, write_marks
 from fedp3.node.refusal import MEANINGS, RefusalCode, Refused, code_of, meaning
-from fedp3.privacy.ledger import Anchor
+from fedp3.privacy.ledger import Anchor, read
+from fedp3.privacy.settings import Mechanism, PrivacySettings
 
 DATA = from_tensors(torch.randn(60, 5), torch.arange(60) % 3)
 ALL = Shard(torch.arange(40), torch.arange(40, 60))
@@ -256,3 +259,22 @@ def test_every_code_has_a_meaning_and_foreign_codes_are_not_repeated() -> None:
     assert "unknown code" in meaning("<script>") and "<script>" not in meaning("<script>")
     assert code_of(ValueError("17")) == RefusalCode.TRAINING
     assert code_of(InputError("17")) == RefusalCode.SETUP
+
+
+# --------------------------------------------------------------------------- charges at once
+
+
+def test_tasks_at_once_lose_neither_a_charge_nor_a_mark(tmp_path: Path) -> None:
+    node = folders.node_settings({"partition-id": 0, "folder": str(tmp_path)})
+    mechanism, settings = Mechanism(noise_multiplier=4.0), PrivacySettings(epsilon=1e3)
+
+    def work(t: int) -> None:
+        task = Task(t=t, plan=ClientPlan(0, {}), weights={})
+        mine = Shard(torch.arange(6 * t, 6 * t + 6), torch.arange(0))
+        charge_update(node, f"run {t}", task, mechanism, 2, settings, DATA, mine)
+
+    with ThreadPoolExecutor(10) as pool:
+        list(pool.map(work, range(10)))
+    assert sorted(c.t for c in read(tmp_path)) == list(range(10))
+    assert read_marks(tmp_path).ids == set(record_ids(DATA, torch.arange(60)))
+    assert read_marks(tmp_path).anchor.entries == 10
