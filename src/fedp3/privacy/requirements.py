@@ -32,7 +32,7 @@ from fedp3.planning.client_plans import PlanSettings
 from fedp3.privacy.clipping import func_pieces, ghost_agrees
 from fedp3.privacy.made_up import made_up_records
 from fedp3.privacy.per_record import DROPOUTS, per_record_graph
-from fedp3.privacy.settings import Budget, PrivacySettings
+from fedp3.privacy.settings import AUTO, Budget, PrivacySettings
 
 Reasons = Iterator[str]
 
@@ -48,7 +48,8 @@ TRIAL_SPLITS = 3  # ways in which a batch is cut into changed and unchanged reco
 # needs 1e-6 for that (see LONGEST_INPUT); below, NORM_SLACK too would be longer than C.  No record
 # exceeded C between 1e-6 and 1e18.  1e6 leaves room for the noise, which overflows at 1e38.
 CLIPS = (1e-6, 1e6)
-# A sum of 10,000 records is rounded by up to 6e-4 C, which must not swallow the noise.
+# A sum of 10,000 clipped records is rounded by up to 6e-4 C, which must not swallow the noise, and
+# noise of 1e6 C is rounded by 0.06 C.  What "auto" finds is between 0.01 and 1e5.
 NOISE_MULTIPLIERS = (1e-3, 1e6)
 
 
@@ -98,9 +99,16 @@ def _clip_out_of_range(plan: PlanSettings, privacy: PrivacySettings) -> Reasons:
 
 
 def _noise_out_of_range(plan: PlanSettings, privacy: PrivacySettings) -> Reasons:
+    low, high = NOISE_MULTIPLIERS
     noise = privacy.noise_multiplier
-    if privacy.enabled and not isinstance(noise, str):
-        yield from _lost_noise(noise)
+    if not privacy.enabled or noise in (AUTO, 0):
+        return
+    if not low <= float(noise) <= high:
+        yield (
+            f"[privacy] noise_multiplier: beside gradients of length 1, noise of {noise:g} is lost "
+            f"in 32-bit sums, or they are lost in it; use a number from {low:g} to {high:g}, or "
+            "'auto'"
+        )
 
 
 # --------------------------------------------------------------------------- rules: deployment
@@ -265,20 +273,6 @@ def _unknown_participation(budget: Budget, planned_steps: int | None) -> Reasons
         )
 
 
-def _noise_lost_in_rounding(budget: Budget, planned_steps: int | None) -> Reasons:
-    yield from _lost_noise(budget.mechanism.noise_multiplier)
-
-
-def _lost_noise(noise: float) -> Reasons:
-    low, high = NOISE_MULTIPLIERS
-    if noise and not low <= noise <= high:
-        yield (
-            f"[privacy] noise_multiplier: next to gradients of norm 1, noise of {noise:g} is lost "
-            f"in 32-bit sums or swallows them; use {low:g} to {high:g}, or choose an epsilon that "
-            "needs such noise"
-        )
-
-
 def _unaffordable_task(budget: Budget, planned_steps: int | None) -> Reasons:
     if planned_steps != 0 and budget.allowed_steps < budget.steps_per_task:
         mechanism = budget.mechanism
@@ -322,7 +316,7 @@ REFUSALS = Refusals(
     ),
     # `uses_ghost` refuses networks without per-example gradients.
     trial=(_kept_state, _mixed_records),
-    budget=(_unknown_participation, _noise_lost_in_rounding, _unaffordable_task),
+    budget=(_unknown_participation, _unaffordable_task),
 )
 
 
