@@ -41,7 +41,7 @@ def test_activations_too_small_for_a_square_of_32_bits_are_clipped_all_the_same(
 def test_activations_too_large_for_a_factor_of_32_bits_are_clipped_or_count_as_none(
     length: float, clip: float
 ) -> None:
-    for places, outputs in ((1, 8), (1, 1000), (2, 1000)):
+    for places, outputs in ((1, 8), (1, 1000), (2, 8), (2, 1000)):
         net = nn.Sequential(
             nn.Linear(64, 64, bias=False),
             nn.Linear(64, outputs, bias=False),

@@ -29,6 +29,9 @@ class Written(nn.Module):
         self.fc1, self.fc2, self.between = nn.Linear(6, 6), nn.Linear(6, 6), between
         self.register_buffer("table", torch.ones(6), persistent=False)
         self.register_buffer("places", torch.ones(4, 6), persistent=False)
+        self.register_buffer("row", torch.ones(1, 6), persistent=False)
+        self.register_buffer("cell", torch.ones(1, 1), persistent=False)
+        self.register_buffer("plane", torch.ones(1, 1, 6), persistent=False)
         self.past: list[Tensor] = []
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,6 +104,19 @@ def test_operations_on_single_records_are_proven(name: str) -> None:
     assert torch.allclose(graph(x), one_by_one(net, x), atol=1e-6)
 
 
+def doubled_with_its_alias(m: nn.Module, h: Tensor) -> Tensor:
+    """In the graph of torch.fx, `+=` makes a new tensor."""
+    alias = h = h * 1
+    h += 1
+    return h + alias
+
+
+def test_a_graph_that_computes_something_else_than_the_network_is_not_used() -> None:
+    net, x = Written(doubled_with_its_alias), torch.randn(3, 6)
+    assert proven(net, x)
+    assert not ghost_agrees(net, x, torch.arange(3), dict(net.named_parameters()))
+
+
 # --------------------------------------------------------------------------- without proof
 
 
@@ -139,10 +155,14 @@ NOT_PROVEN: Mapping[str, Forward] = {
     "a product": lambda m, h: h @ h.T @ h,
     "a transposition": lambda m, h: h.transpose(0, 1).contiguous().view(-1, 6),
     "a permutation": lambda m, h: h.permute(1, 0).reshape(-1, 6),
+    "a transposition with one place": lambda m, h: h.unsqueeze(1).transpose(0, 1).mean(1),
+    "a permutation with one place": lambda m, h: h.unsqueeze(1).permute(1, 0, 2).mean(1),
     "a concatenation of records": lambda m, h: torch.cat([h[:, :3], h[:, 3:]]).view(-1, 6),
     "a flat batch": lambda m, h: torch.flatten(h).view(-1, 6),
     "one record for all": lambda m, h: h + h[0],
     "one record for all, by slices": lambda m, h: h + h[:1],
+    "one record for all, by a pair of slices": lambda m, h: h + h[:1, :],
+    "a constant of more dimensions": lambda m, h: (h + m.plane).mean(1),
     "a view with a fixed number of records": lambda m, h: h.view(1, -1).view(-1, 6),
     "a view by the wrong size": lambda m, h: h.view(-1, 3).view(-1, 6),
     "a sum of records with features": lambda m, h: h + h.sum(1),
@@ -151,9 +171,12 @@ NOT_PROVEN: Mapping[str, Forward] = {
     "a table with as many rows": lambda m, h: h + m.places,
     "a memory": remembers,
     "a memory in a buffer": lambda m, h: operator.iadd(m.table, h.mean(0)) + h,
+    "a memory in a row": lambda m, h: operator.iadd(m.row, h) + h,
+    "a memory as a result": lambda m, h: h + torch.mean(h, 1, keepdim=True, out=m.cell),
     "a buffer as a result": lambda m, h: h + operator.imul(m.places, h.size(1)),
     "a tensor from elsewhere": reads_an_earlier_batch,
     "a draw for all records": lambda m, h: h * (torch.rand(6) < 0.5),
+    "a drawn number": lambda m, h: h * float(torch.rand(())),
     "a draw for each record": lambda m, h: h * (torch.rand_like(h) < 0.5),
     "Dropout as a function": lambda m, h: F.dropout(h, 0.5),
     "its weight in another place": lambda m, h: h @ m.fc1.weight,

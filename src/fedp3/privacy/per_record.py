@@ -179,7 +179,7 @@ def _follows(node: fx.Node, modules: Mapping[str, nn.Module], known: _Known) -> 
     if op in COMBINING:
         return COMBINING[op](node, known)
     source = node.args[0] if node.args else None
-    if op not in RULES or not _in(source, known.rows) or "out" in node.kwargs:
+    if op not in RULES or not _in(source, known.rows):
         return False
     if op not in RESHAPES and node.all_input_nodes != [source]:
         return False
@@ -331,8 +331,6 @@ def _arithmetic(node: fx.Node, known: _Known) -> bool:
     dims = [known.rows[a].dim() for a in node.args if _in(a, known.rows)]
     if not dims or len(set(dims)) > 1:
         return False  # with fewer dimensions, records would be broadcast over features
-    if not _in(node.args[0], known.rows) and node.target in IN_PLACE:
-        return False  # it writes into a constant, which later batches would read
     return all(_fits(a, dims[0], known) for a in node.args)
 
 
@@ -357,11 +355,10 @@ def _concatenation(node: fx.Node, known: _Known) -> bool:
     return isinstance(dim, int) and dim % dims_of_all != 0
 
 
-IN_PLACE = (operator.iadd, operator.isub, operator.imul, operator.itruediv)
 COMBINING: Mapping[Any, Callable[[fx.Node, _Known], bool]] = {
     **dict.fromkeys(
         (
-            operator.add, operator.sub, operator.mul, operator.truediv, *IN_PLACE,
+            operator.add, operator.sub, operator.mul, operator.truediv,
             torch.add, torch.sub, torch.mul, torch.div, "add", "sub", "mul", "div",
         ),
         _arithmetic,
