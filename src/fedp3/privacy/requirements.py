@@ -411,7 +411,7 @@ def _trial_sizes(largest: int) -> list[int]:
     sizes = list(TRIAL_SIZES)
     while sizes[-1] < largest:
         sizes.append(sizes[-1] + sizes[-2])
-    return sorted({2, 3, largest} & {*range(2, largest + 4)} | {n for n in sizes if n <= largest})
+    return sorted({2, 3, max(3, largest)} | {n for n in sizes if n <= largest})
 
 
 def _splits(size: int) -> Iterator[Tensor]:
