@@ -33,11 +33,11 @@ def plain_step(net: nn.Module, x: Tensor, y: Tensor) -> Work:
     return step
 
 
-def private_step(net: nn.Module, x: Tensor, y: Tensor) -> Work:
-    """One private step of ours."""
+def private_step(net: nn.Module, x: Tensor, y: Tensor, ghost: bool = True) -> Work:
+    """One private step of ours, with ghost clipping or by torch.func."""
     W = {n: w for n, w in net.named_parameters() if w.requires_grad}
     gradient = private_gradient(
-        Mechanism(clip=1.0, noise_multiplier=1.0, sample_rate=0.1),
+        Mechanism(clip=1.0, noise_multiplier=1.0, sample_rate=0.1, ghost=ghost),
         LocalSettings(batch=BATCH),
         10 * BATCH,
         0,
@@ -75,6 +75,15 @@ def opacus_step(net: nn.Module, x: Tensor, y: Tensor) -> Work:
     return step
 
 
+def network(model: str, width: float = 1.0) -> tuple[nn.Module, Tensor, Tensor]:
+    """An "mlp" or a "cnn", with a batch of records and their labels."""
+    shape = {"mlp": (1, 28, 28), "cnn": (3, 32, 32)}[model]
+    net = build(ModelSpec(shape, 10, ModelSettings(name=model, width=width)), 0)
+    rng = torch.Generator().manual_seed(0)
+    x, y = torch.randn(BATCH, *shape, generator=rng), torch.randint(10, (BATCH,), generator=rng)
+    return net, x, y
+
+
 def pair(
     model: str, layers: tuple[str, ...], reference: Callable[[nn.Module, Tensor, Tensor], Work]
 ) -> tuple[Work, Work]:
@@ -85,12 +94,9 @@ def pair(
         layers: the layers that train; empty means all.
         reference: makes the step that ours is compared with.
     """
-    shape = {"mlp": (1, 28, 28), "cnn": (3, 32, 32)}[model]
-    net = build(ModelSpec(shape, 10, ModelSettings(name=model)), 0)
+    net, x, y = network(model)
     for n, w in net.named_parameters():
         w.requires_grad_(not layers or n.partition(".")[0] in layers)
-    rng = torch.Generator().manual_seed(0)
-    x, y = torch.randn(BATCH, *shape, generator=rng), torch.randint(10, (BATCH,), generator=rng)
     theirs = copy.deepcopy(net) if reference is opacus_step else channels_last(copy.deepcopy(net))
     return private_step(channels_last(net), x, y), reference(theirs, x, y)
 
@@ -107,9 +113,27 @@ def line(model: str, *layers: str) -> Callable[[int], str]:
     return measured
 
 
+def overflowing(pairs: int) -> str:
+    """A row: a step in which one record's gradient is not finite, against a step without it."""
+    texts = []
+    for name, model, width, ghost in (
+        ("MLP", "mlp", 1.0, True),
+        ("CNN", "cnn", 1.0, True),
+        ("MLP by torch.func", "mlp", 0.25, False),
+    ):
+        net, x, y = network(model, width)
+        broken = x.clone()
+        broken[BATCH // 2] = torch.inf
+        nets = (channels_last(copy.deepcopy(net)) for _ in range(2))
+        ratio = compare(*(private_step(next(nets), w, y, ghost) for w in (broken, x)), pairs)
+        texts.append(f"{name} {shown(ratio)}")
+    return ", ".join(texts)
+
+
 ROWS: Mapping[str, Callable[[int], str]] = {
     "P1 private step, MLP 784-1024x3-10": line("mlp"),
     "P2 private step, MLP, fc2 and head": line("mlp", "fc2", "ffc"),
     "P3 private step, CNN 3x32x32": line("cnn"),
     "P4 private step, CNN, conv2 and head": line("cnn", "conv2", "ffc"),
+    "P5 private step with a record that overflows, of one without": overflowing,
 }

@@ -4,6 +4,7 @@ import copy
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor, nn
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.core.types import Params
 from fedp3.models import shrinking
+from fedp3.privacy import clipping
 from fedp3.privacy.clipping import add_clipped, func_pieces, ghost_agrees, ghost_pieces
 from fedp3.privacy.settings import Mechanism
 from worlds import world
@@ -201,13 +203,62 @@ def test_a_record_whose_gradient_is_not_finite_counts_as_none(
     assert not any(bool(g.any()) for g in summed(net, x[:1], y[:1], W, mechanism, {}).values())
 
 
+@given(
+    kind=st.sampled_from(["mlp", "cnn", "groupnorm"]),
+    ghost=st.booleans(),
+    bad=st.sampled_from([math.inf, -math.inf, math.nan]),
+    broken=st.lists(st.booleans(), min_size=1, max_size=6),
+    data=st.data(),
+)
+def test_any_records_without_finite_gradients_count_as_none_and_stay_as_they_are(
+    kind: str, ghost: bool, bad: float, broken: list[bool], data: st.DataObject
+) -> None:
+    w = world(kind)
+    net = copy.deepcopy(w.net)
+    W = trained(net, data.draw(st.sets(st.sampled_from(modules_of(net)), min_size=1)))
+    x, y = w.data.x[: len(broken)].clone(), w.data.y[: len(broken)]
+    finite = ~torch.tensor(broken)
+    x[~finite] = bad
+    before, mechanism = x.clone(), Mechanism(clip=0.3, ghost=ghost)
+    got = summed(net, x, y, W, mechanism, {})
+    assert torch.equal(x.nan_to_num(), before.nan_to_num())
+    assert close(got, summed(net, x[finite], y[finite], W, mechanism, {}))
+
+
+@pytest.mark.parametrize("mechanism", [GHOST, FUNC])
+def test_a_record_that_counts_as_none_is_no_reason_to_compute_again(
+    mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    w, calls = world("mlp"), []
+    net, pieces = copy.deepcopy(w.net), clipping._gradient_pieces
+
+    def counted(net: nn.Module, x: Tensor, *others: Any) -> Any:
+        calls.append(len(x))
+        return pieces(net, x, *others)
+
+    monkeypatch.setattr(clipping, "_gradient_pieces", counted)
+    x, W = w.data.x[:4].clone(), trained(net, set(modules_of(net)))
+    for broken in range(5):
+        x[:broken] = math.nan
+        summed(net, x, w.data.y[:4], W, mechanism, {})
+    assert calls == [4] * 5
+
+
+def test_a_tensor_that_no_record_uses_may_have_a_mask() -> None:
+    net, x, y, W = sample_net(Unused)
+    mask = torch.ones(6, 6, dtype=torch.bool)
+    got = summed(net, x, y, W, FUNC, {"unused.weight": mask})
+    assert not bool(got["unused.weight"].any())
+    assert close(got, by_hand(net, x, y, W, 1.0, {}))
+
+
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing:UserWarning")
 def test_opacus_sums_the_same() -> None:
     from opacus import GradSampleModule
 
     for kind in ("mlp", "cnn", "groupnorm"):
         w = world(kind)
-        net = copy.deepcopy(w.net)
+        net = copy.deepcopy(w.net).train()
         W, x, y = trained(net, set(modules_of(net))), w.data.x[:6], w.data.y[:6]
         got = summed(net, x, y, W, Mechanism(clip=0.4), {})
         theirs = GradSampleModule(copy.deepcopy(net), loss_reduction="sum")
@@ -232,6 +283,15 @@ class Tied(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(torch.tanh(self.fc(x)), self.fc.weight)
+
+
+class Unused(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc, self.unused = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.fc(x)
 
 
 class Twice(nn.Module):

@@ -36,6 +36,31 @@ def test_activations_too_small_for_a_square_of_32_bits_are_clipped_all_the_same(
     assert 0.98e-6 <= one <= 1e-6
 
 
+@pytest.mark.parametrize("clip", [1e-6, 1e-3, 1.0, 1e6])
+@pytest.mark.parametrize("length", [1e15, 1e24, 9e24, 1.1e25, 1e30, 1e35, 1e38])
+def test_activations_too_large_for_a_factor_of_32_bits_are_clipped_or_count_as_none(
+    length: float, clip: float
+) -> None:
+    for places, outputs in ((1, 8), (1, 1000), (2, 8), (2, 1000)):
+        net = nn.Sequential(
+            nn.Linear(64, 64, bias=False),
+            nn.Linear(64, outputs, bias=False),
+            nn.Flatten(),
+            nn.Linear(places * outputs, 2, bias=False),
+        )
+        rng = torch.Generator().manual_seed(0)
+        direction = torch.randn(places * outputs, generator=rng) * 1e12 / length
+        with torch.no_grad():
+            net[0].weight.copy_(length / 8 * torch.eye(64))
+            net[1].weight.zero_()
+            net[3].weight.copy_(torch.stack([-direction, direction]))
+        x = torch.rand(1, places, 64, generator=rng)
+        one = moved(net, x, {"1.weight"}, Mechanism(clip=clip))
+        assert one <= clip
+        if length <= 1e24:
+            assert one >= 0.98 * clip
+
+
 class Tokens(nn.Module):
     """A layer at T places, whose answers are summed with weights of the server's choice."""
 

@@ -206,11 +206,26 @@ class Buffered(nn.Module):
         return h
 
 
+class Brittle(nn.Module):
+    """Cannot compute what is not in its training data."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and not bool(torch.isin(x, X).all()):
+            raise KeyError("a value that was never seen")
+        h: Tensor = self.fc(x)
+        return h
+
+
 REFUSED: Mapping[str, tuple[dict[str, Any], Callable[[], nn.Module], str]] = {
     "E1 others train": ({"plan": {"others": "train"}}, net, "train without noise"),
     "E2 batch norm": ({}, batch_normed, "statistics over a batch"),
     "an uploaded buffer": ({}, Buffered, "the buffer positions would be uploaded without noise"),
     "E2 mixing": ({}, Mixer, "depends on the others in its batch"),
+    "a net that cannot be tried out": ({}, Brittle, "KeyError: 'a value that was never seen'"),
     "E4 delta": ({"privacy": {"delta": 0.08}}, net, "is not below 1/m"),
     "too dear": ({"privacy": {"noise_multiplier": 0.3}}, net, "one task of 3 steps"),
 }
@@ -277,6 +292,25 @@ def test_no_noise_needs_an_infinite_epsilon() -> None:
     clipping = {"noise_multiplier": 0.0, "epsilon": float("inf")}
     budget = assembled(privacy=clipping).server.budget
     assert budget is not None and budget.mechanism.noise_multiplier == 0.0
+
+
+@pytest.mark.parametrize("clip", [1e-45, 1e-38, 1e-8, 9e-7, 1.1e6, 1e12, 1e38])
+def test_a_clip_that_32_bits_cannot_hold_is_refused(clip: float) -> None:
+    with pytest.raises(ConfigError, match="use a clip from 1e-06 to 1e"):
+        config.parse(merged(privacy={"clip": clip}))
+    config.parse(merged(privacy={"clip": clip, "enabled": False}))
+
+
+@pytest.mark.parametrize("clip", [1e-6, 1.0, 1e6])
+def test_a_clip_at_the_limits_is_allowed(clip: float) -> None:
+    assert config.parse(merged(privacy={"clip": clip})).privacy.clip == clip
+
+
+@pytest.mark.parametrize("noise", [1e-300, 1e-45, 9e-4, 1.1e6, 1e38])
+def test_noise_that_32_bits_would_lose_is_refused(noise: float) -> None:
+    with pytest.raises(ConfigError, match="lost in 32-bit sums"):
+        config.parse(merged(privacy={"noise_multiplier": noise}))
+    config.parse(merged(privacy={"noise_multiplier": noise, "enabled": False}))
 
 
 def test_noise_on_other_layers_is_refused_without_ldp() -> None:
@@ -381,6 +415,27 @@ def test_layers_that_stay_with_a_client_are_noised_too(head: str) -> None:
 
     noisy = personal_head(mechanism.noise_multiplier) - personal_head(0.0)
     assert len(noisy) == 8 * 3 + 3 and bool((noisy != 0).all())
+
+
+class Sentences(nn.Module):
+    """Token ids to classes, by a table of vectors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.fc = nn.Embedding(7, 5), nn.Linear(5, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h: Tensor = self.fc(torch.relu(self.words(x.long())).mean(1))
+        return h
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.float32])
+def test_a_net_on_token_ids_trains_under_ldp(kind: torch.dtype) -> None:
+    tokens = torch.randint(7, (RECORDS, 9), generator=torch.Generator().manual_seed(0)).to(kind)
+    result = fedp3.run(Sentences(), (tokens, Y), **merged(run={"rounds": 2})).outcome.result
+    assert result["rejected"] == 0 and 0 < result["epsilon_max"] <= 6.0
+    assert result["privacy"]["clipping"] == "torch.func"
 
 
 def test_processes_change_no_bit_of_a_seeded_run(tmp_path: Path) -> None:

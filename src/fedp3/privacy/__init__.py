@@ -2,6 +2,8 @@
 
 - `settings`: the [privacy] section of a config, and the mechanism that it resolves to.
 - `mechanism`: one private step; `clipping` clips the gradient of each record.
+- `per_record`: proof that a network computes each record by itself, which ghost clipping needs.
+- `made_up`: records like a data set's own, on which networks are tried out.
 - `accountant`: the epsilon of many steps, and the noise that a target epsilon needs.
 - `budget`: what a run may cost each client; `ledger` records what each client has spent, and
   `record_ledger` what several runs cost each record.

@@ -7,7 +7,9 @@ down to the outputs gives all that is needed:
     sum_j c_j g_j = (c ⊙ δ)' a
 Other layers, shared tensors and masks inside a tensor do not factor like this.  For them
 `torch.func` computes every g_j.
-A record whose gradient is not finite counts as zero, so that nobody can see what it does.
+A record whose gradient is not finite counts as zero, so that nobody can see what it does.  Its rows
+are overwritten with zeros where the sum is computed, so that a step with such a record takes as
+long as any other.
 """
 
 from collections.abc import Callable, Mapping
@@ -20,14 +22,20 @@ from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from fedp3.core.types import Params
+from fedp3.privacy.per_record import per_record_graph
 from fedp3.privacy.settings import Mechanism
 
-AddTo = Callable[[Tensor, Tensor], object]  # (out, c) -> out += sum_j c_j g_j
+# (out, c, broken) -> out += sum_j c_j g_j without the records at the positions `broken`
+AddTo = Callable[[Tensor, Tensor, Tensor], object]
 # name of a tensor -> its ||g_j||² for each record (batch,), and its weighted sum
 Pieces = dict[str, tuple[Tensor, AddTo]]
 
 NORM_SLACK = 1e-6  # added to a norm: more than the rounding error of its float32 sum
 FLOAT32_ROUNDING = 2.0**-24  # the relative error of one float32 addition
+# A server can choose weights under which the inputs a of a layer are huge and δ vanishes.  Then c δ
+# is of the size C / ||a||, which float32 cannot represent beyond this length of a, even for the
+# smallest C that is allowed: a record would exceed C by 4 %.  It counts as not finite.
+LONGEST_INPUT = 1e25
 
 
 def add_clipped(
@@ -52,25 +60,13 @@ def add_clipped(
     """
     if not len(x):
         return
-    rng_state = torch.random.get_rng_state()
     pieces, squares = _gradient_pieces(net, x, y, W, masks, mechanism)
     finite = squares.isfinite()
-    if not bool(finite.all()):
-        if not bool(finite.any()):
-            return
-        # Put a finite record in the place of each broken one, with weight zero: so Dropout draws
-        # the same for the other records as before.
-        positions = torch.arange(len(x), device=x.device)
-        substitutes = positions.where(finite, finite.nonzero()[0])
-        torch.random.set_rng_state(rng_state)
-        pieces, squares = _gradient_pieces(net, x[substitutes], y[substitutes], W, masks, mechanism)
-        if not bool(squares.isfinite().all()):  # which records break depends on what is drawn
-            add_clipped(out, net, x[finite], y[finite], W, masks, mechanism)
-            return
     norms = squares.sqrt() * (1 + NORM_SLACK) + NORM_SLACK
-    c = (mechanism.clip / norms).clamp(max=1.0) * finite
+    c = (mechanism.clip / norms).clamp(max=1.0).where(finite, 0.0)
+    broken = (~finite).nonzero().flatten()
     for n, (_, add) in pieces.items():
-        add(out[n], c)
+        add(out[n], c, broken)
 
 
 def _gradient_pieces(
@@ -78,8 +74,9 @@ def _gradient_pieces(
 ) -> tuple[Pieces, Tensor]:
     """The pieces of each tensor, and the squared norm of each record's joint gradient (batch,)."""
     pieces = None
-    if mechanism.ghost and not masks:
-        pieces = ghost_pieces(net, x, y, W)
+    graph = per_record_graph(net, x) if mechanism.ghost and not masks else None
+    if graph is not None:
+        pieces = ghost_pieces(graph, x, y, W)
     if pieces is None:
         pieces = func_pieces(net, x, y, W, masks)
     return pieces, torch.stack([squares for squares, _ in pieces.values()]).sum(0)
@@ -103,14 +100,20 @@ def func_pieces(net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params) 
     gradients = per_example({n: w.detach() for n, w in W.items()}, x, y)
     pieces = {}
     for n, g in gradients.items():
-        pieces[n] = _materialised(g.mul_(masks[n]) if n in masks else g)
+        # Where no record has a gradient, all records share one row, which cannot be written to.
+        pieces[n] = _materialised(g.contiguous().mul_(masks[n]) if n in masks else g)
     return pieces
 
 
 def _materialised(gradients: Tensor) -> tuple[Tensor, AddTo]:
-    """The pieces of one tensor, from its gradient for each record."""
-    flat = gradients.flatten(1)  # (batch, coordinates)
-    return flat.square().sum(1), lambda out, c: out.view(-1).addmv_(flat.T, c)
+    """The pieces of one tensor, from its gradient for each record, which may be overwritten."""
+    flat = gradients.flatten(1).contiguous()  # (batch, coordinates)
+
+    def add(out: Tensor, c: Tensor, broken: Tensor) -> None:
+        flat.index_fill_(0, broken, 0)  # because 0 * inf is not 0
+        out.view(-1).addmv_(flat.T, c)
+
+    return flat.square().sum(1), add
 
 
 # --------------------------------------------------------------------------- ghost clipping
@@ -211,6 +214,7 @@ def _product(a: Tensor, delta: Tensor) -> Pieces:
         # In 64 bits, because a server can choose weights that make one factor vanish and the other
         # one grow.
         norms = [torch.linalg.vector_norm(w, dim=(1, 2), dtype=torch.float64) for w in (a, delta)]
+        norms[0].masked_fill_(norms[0] > LONGEST_INPUT, torch.inf)
         squares = (norms[0] * norms[1]).square().to(a.dtype)
     elif T * (inputs + outputs) < inputs * outputs:  # Gram matrices are cheaper than gradients
         squares = _gram_squares(a.double(), delta.double()).to(a.dtype)
@@ -220,9 +224,10 @@ def _product(a: Tensor, delta: Tensor) -> Pieces:
             "bias": _materialised(delta.sum(1)),
         }
 
-    def add(out: Tensor, c: Tensor) -> None:
-        scaled = (delta * c[:, None, None]).flatten(0, 1)
-        out.view(outputs, inputs).addmm_(scaled.T, a.flatten(0, 1))
+    def add(out: Tensor, c: Tensor, broken: Tensor) -> None:
+        scaled = (delta * c[:, None, None]).index_fill_(0, broken, 0)
+        finite = a.index_fill(0, broken, 0)  # a copy: the inputs may be the records themselves
+        out.view(outputs, inputs).addmm_(scaled.flatten(0, 1).T, finite.flatten(0, 1))
 
     return {"weight": (squares, add), "bias": _materialised(delta.sum(1))}
 
@@ -237,9 +242,11 @@ def _gram_squares(a: Tensor, delta: Tensor) -> Tensor:
     slack = FLOAT32_ROUNDING * (a.shape[1] + 8)
     gram_a = torch.bmm(a, a.transpose(1, 2))
     gram_delta = torch.bmm(delta, delta.transpose(1, 2))
-    diagonals = gram_a.diagonal(dim1=1, dim2=2) * gram_delta.diagonal(dim1=1, dim2=2)
+    lengths = gram_a.diagonal(dim1=1, dim2=2)  # ||a_t||²
+    diagonals = lengths * gram_delta.diagonal(dim1=1, dim2=2)
     terms = diagonals.sqrt().sum(1)  # sum_t ||a_t|| ||δ_t||
     norms = (gram_a * gram_delta).sum((1, 2)).clamp(min=0).sqrt()
+    norms.masked_fill_(lengths.amax(1) > LONGEST_INPUT**2, torch.inf)
     return (norms + slack * terms).square()
 
 
@@ -268,9 +275,12 @@ RULES: Mapping[type[nn.Module], Callable[[Any, Tensor, Tensor], Pieces]] = {
 def ghost_agrees(net: nn.Module, x: Tensor, y: Tensor, W: Params) -> bool:
     """Whether ghost norms of this network equal those of its per-example gradients.
 
-    Ghost norms may be slightly larger, by the bound on rounding errors of a sum over many places.
+    They are those of the network's graph, so that this network must have one that provably computes
+    record by record.  Ghost norms may be slightly larger, by the bound on rounding errors of a sum
+    over many places.
     """
-    ghost = ghost_pieces(net, x, y, W)
+    graph = per_record_graph(net, x)
+    ghost = None if graph is None else ghost_pieces(graph, x, y, W)
     if ghost is None:
         return False
     zeros = torch.zeros(len(x), device=x.device)

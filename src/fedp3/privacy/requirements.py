@@ -13,9 +13,11 @@ To add a refusal, write a rule and add it to one row of the table.
 """
 
 import math
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,22 +27,30 @@ from fedp3.client.hooks import Pass
 from fedp3.core.errors import InputError
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.data.shards import Shard
+from fedp3.models.buffers import restored_buffers
 from fedp3.planning.client_plans import PlanSettings
 from fedp3.privacy.clipping import func_pieces, ghost_agrees
-from fedp3.privacy.settings import Budget, PrivacySettings
+from fedp3.privacy.made_up import made_up_records
+from fedp3.privacy.per_record import DROPOUTS, per_record_graph
+from fedp3.privacy.settings import AUTO, Budget, PrivacySettings
 
 Reasons = Iterator[str]
 
-TRIAL_RECORDS = 3  # made-up records on which a network is tried out
-TRIAL_DRAWS = 32  # times that a network which draws at random is tried out
-DROPOUTS = (
-    nn.Dropout,
-    nn.Dropout1d,
-    nn.Dropout2d,
-    nn.Dropout3d,
-    nn.AlphaDropout,
-    nn.FeatureAlphaDropout,
-)
+TRIAL_RECORDS = 3  # made-up records on which a proven network is tried out
+TRIAL_SIZES = (2, 3, 4, 5, 8, 13)  # batches on which others are tried out; then each is 1.6 larger
+TRIAL_DRAWS = 32  # times that a network which draws at random is tried out on a small batch
+TRIAL_SPLITS = 3  # ways in which a batch is cut into changed and unchanged records
+
+# A record's factor is C / ||g_j||, and norms reach 1.8e19, whose square is the largest float32.
+# From C = 2e-19 down factors lose their digits: one record was measured to move a sum by up to
+# 1.29 C at 1e-38 and by 1.40 C at 1e-45, where noise of deviation C has 14 different values.
+# Ghost clipping multiplies the factor with one side of a product before it meets the other, and
+# needs 1e-6 for that (see LONGEST_INPUT); below, NORM_SLACK too would be longer than C.  No record
+# exceeded C between 1e-6 and 1e18.  1e6 leaves room for the noise, which overflows at 1e38.
+CLIPS = (1e-6, 1e6)
+# A sum of 10,000 clipped records is rounded by up to 6e-4 C, which must not swallow the noise, and
+# noise of 1e6 C is rounded by 0.06 C.  What "auto" finds is between 0.01 and 1e5.
+NOISE_MULTIPLIERS = (1e-3, 1e6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +85,29 @@ def _no_noise(plan: PlanSettings, privacy: PrivacySettings) -> Reasons:
         yield (
             "[privacy] noise_multiplier: 0 means no noise, which only an infinite epsilon allows; "
             "set epsilon to inf, or noise_multiplier to 'auto'"
+        )
+
+
+def _clip_out_of_range(plan: PlanSettings, privacy: PrivacySettings) -> Reasons:
+    low, high = CLIPS
+    if privacy.enabled and not low <= privacy.clip <= high:
+        yield (
+            f"[privacy] clip: 32-bit numbers cannot hold gradients to a norm of {privacy.clip:g}; "
+            f"use a clip from {low:g} to {high:g} (the noise follows it, so that epsilon stays the "
+            "same), and scale local.lr instead"
+        )
+
+
+def _noise_out_of_range(plan: PlanSettings, privacy: PrivacySettings) -> Reasons:
+    low, high = NOISE_MULTIPLIERS
+    noise = privacy.noise_multiplier
+    if not privacy.enabled or noise in (AUTO, 0):
+        return
+    if not low <= float(noise) <= high:
+        yield (
+            f"[privacy] noise_multiplier: beside gradients of length 1, noise of {noise:g} is lost "
+            f"in 32-bit sums, or they are lost in it; use a number from {low:g} to {high:g}, or "
+            "'auto'"
         )
 
 
@@ -175,38 +208,65 @@ def _method_hooks(run: AssembledRun) -> Reasons:
 # --------------------------------------------------------------------------- rules: trial
 
 
-def _mixed_records(context: ClientContext) -> Reasons:
+def _kept_state(run: AssembledRun) -> Reasons:
+    """What a network remembers of one batch reaches the next gradients past clip and noise."""
+    net, rng = run.context.net.train(), stream(run.context.seed, Stream.LAYER)
+    x = _made_up(run.context, TRIAL_RECORDS)
+    with restored_buffers(net), torch.no_grad(), layers_draw_from(rng):
+        before = dict(_state(net))
+        net(x)
+        after = dict(_state(net))
+    names = sorted(n for n in before.keys() | after if not _same(before.get(n), after.get(n)))
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield (
+            f"the network changes its attribute {names[0]}{more} when it computes a batch, and so "
+            "can carry records past clip and noise into later steps; let forward store nothing"
+        )
+
+
+def _mixed_records(run: AssembledRun) -> Reasons:
     """Records that influence each other have no gradients of their own, so no clip bounds them.
 
-    Each record in turn is replaced by another one, which must not change the outputs of the others.
-    A network that draws at random is tried out under many draws.
+    Some records of a batch are replaced by others, which must not change the outputs of the rest.
+    This is repeated for batches of many sizes, up to the largest that a step can compute at once.
+    A network that draws at random is tried out under many draws, most of them on small batches.
     """
-    net = context.net.train()
-    x = _made_up_records(context)
+    net = run.context.net.train()
+    proven = per_record_graph(net, _made_up(run.context, 1)) is not None
+    for size in (TRIAL_RECORDS,) if proven else _trial_sizes(_largest_batch(run)):
+        reason = _mixing(run.context, net, size)
+        if reason:
+            yield reason
+            return
+
+
+def _mixing(context: ClientContext, net: nn.Module, size: int) -> str:
+    """Why the network does not compute batches of this size record by record; empty if it does."""
+    x, others = _made_up(context, 2 * size).chunk(2)
 
     def outputs(records: Tensor, draw: int) -> Tensor:
         with torch.no_grad(), layers_draw_from(stream(context.seed, Stream.LAYER, draw)):
             logits: Tensor = net(records)
         return logits
 
-    for draw in range(TRIAL_DRAWS if _draws(net, x) else 1):
+    draws = max(1, TRIAL_DRAWS * TRIAL_SIZES[0] ** 2 // size**2) if _draws(net, x) else 1
+    for draw in range(draws):
         before = outputs(x, draw)
-        if draw == 0 and not _close(outputs(x, draw), before):
-            yield (
-                "the network draws random numbers from elsewhere than torch's generator, so its "
-                "treatment of single records cannot be checked"
+        if not _close(outputs(x, draw), before):
+            return (
+                "the network computes the same records twice with different results: it draws "
+                "random numbers from elsewhere than torch's generator, or remembers earlier "
+                "batches, so its treatment of single records cannot be checked"
             )
-            return
-        for j in range(len(x)):
-            changed = x.clone()
-            changed[j] *= -3  # changes both sign and size
-            unchanged = torch.arange(len(x)) != j
-            if not _close(outputs(changed, draw)[unchanged], before[unchanged]):
-                yield (
-                    "the network's output for one record depends on the others in its batch, so "
-                    "clipping cannot bound the influence of a record"
+        for unchanged in _splits(size):
+            mixed = x.where(unchanged.view(-1, *[1] * (x.dim() - 1)), others)
+            if not _close(outputs(mixed, draw)[unchanged], before[unchanged]):
+                return (
+                    "the network's output for one record depends on the others in its batch (of "
+                    f"{size} records), so clipping cannot bound the influence of a record"
                 )
-                return
+    return ""
 
 
 # --------------------------------------------------------------------------- rules: budget
@@ -242,12 +302,18 @@ class Refusals:
     settings: tuple[Callable[[PlanSettings, PrivacySettings], Reasons], ...]
     deployment: tuple[Callable[[PrivacySettings], Reasons], ...]
     assembled: tuple[Callable[[AssembledRun], Reasons], ...]
-    trial: tuple[Callable[[ClientContext], Reasons], ...]  # tried only if no rule before applies
+    trial: tuple[Callable[[AssembledRun], Reasons], ...]  # each is tried if no rule before applies
     budget: tuple[Callable[[Budget, int | None], Reasons], ...]
 
 
 REFUSALS = Refusals(
-    settings=(_noise_without_ldp, _training_without_noise, _no_noise),
+    settings=(
+        _noise_without_ldp,
+        _training_without_noise,
+        _no_noise,
+        _clip_out_of_range,
+        _noise_out_of_range,
+    ),
     deployment=(_seeded_noise, _ledger_over_runs),
     assembled=(
         _batch_statistics,
@@ -256,7 +322,8 @@ REFUSALS = Refusals(
         _large_delta,
         _method_hooks,
     ),
-    trial=(_mixed_records,),  # `uses_ghost` refuses networks without per-example gradients
+    # `uses_ghost` refuses networks without per-example gradients.
+    trial=(_kept_state, _mixed_records),
     budget=(_unknown_participation, _unaffordable_task),
 )
 
@@ -278,7 +345,16 @@ def check(context: ClientContext, shards: Mapping[int, Shard], delta: float) -> 
     """Raise one error with every reason not to start this run under LDP."""
     run = AssembledRun(context=context, shards=shards, delta=delta)
     _raise_if_any(reason for rule in REFUSALS.assembled for reason in rule(run))
-    _raise_if_any(reason for rule in REFUSALS.trial for reason in rule(context))
+    for rule in REFUSALS.trial:
+        try:
+            reasons = list(rule(run))
+        except Exception as error:  # whatever a user's network raises
+            text = (str(error).strip().splitlines() or [""])[0]
+            reasons = [
+                "the network cannot be tried out, because it fails on made-up records whose values "
+                f"are within the range of the data: {type(error).__name__}: {text}"
+            ]
+        _raise_if_any(reasons)
 
 
 def check_budget(budget: Budget, planned_steps: int | None) -> None:
@@ -295,12 +371,11 @@ def check_budget(budget: Budget, planned_steps: int | None) -> None:
 def uses_ghost(context: ClientContext) -> bool:
     """Whether ghost clipping covers every way in which this network uses its tensors in training.
 
-    Ghost clipping runs the network on batches, `torch.func` runs it on single records.  So a
-    network that draws at random must not use ghost clipping, since a draw could mix records once
-    in a while.  The exception are the Dropout layers of torch, which draw for each record.
+    Ghost clipping shows whole batches to the network, `torch.func` shows single records.  So only
+    a network whose graph provably computes record by record may use ghost clipping.
     """
     net = context.net
-    x = _made_up_records(context)
+    x = _made_up(context, TRIAL_RECORDS)
     y = torch.zeros(len(x), dtype=torch.int64, device=context.device)
     W = dict(net.named_parameters())
     required_grad = {n: p.requires_grad for n, p in W.items()}
@@ -308,7 +383,7 @@ def uses_ghost(context: ClientContext) -> bool:
     try:
         with layers_draw_from(stream(context.seed, Stream.LAYER)):
             with _without_dropout(net):
-                if not _draws(net, x) and ghost_agrees(net, x, y, W):
+                if ghost_agrees(net, x, y, W):
                     return True
             func_pieces(net, x, y, W, {})
     except Exception as error:  # torch.func raises many kinds
@@ -329,9 +404,64 @@ def _raise_if_any(reasons: Iterable[str]) -> None:
 # --------------------------------------------------------------------------- trying out a network
 
 
-def _made_up_records(context: ClientContext) -> Tensor:
-    shape = (TRIAL_RECORDS, *context.data.x.shape[1:])
-    return torch.randn(shape, generator=stream(context.seed, Stream.INIT)).to(context.device)
+def _largest_batch(run: AssembledRun) -> int:
+    """The most records that a step of any client computes at once.
+
+    A server that does not know its clients' records assumes that there are enough.
+    """
+    limit = run.context.local.batch
+    most = max((len(s.train) for s in run.shards.values()), default=0)
+    return min(limit, most or limit)
+
+
+def _trial_sizes(largest: int) -> list[int]:
+    """Batch sizes up to the largest, by Fibonacci's rule in the end; 2 and 3 at least."""
+    sizes = list(TRIAL_SIZES)
+    while sizes[-1] < largest:
+        sizes.append(sizes[-1] + sizes[-2])
+    return sorted({2, 3, max(3, largest)} | {n for n in sizes if n <= largest})
+
+
+def _splits(size: int) -> Iterator[Tensor]:
+    """Masks of unchanged records; up to 8 records, each record changes without each other one."""
+    positions = torch.arange(size)
+    for bit in range(min(TRIAL_SPLITS, (size - 1).bit_length())):
+        half = (positions >> bit) % 2 == 0
+        yield half
+        yield ~half
+
+
+def _made_up(context: ClientContext, records: int) -> Tensor:
+    rng = stream(context.seed, Stream.INIT)
+    return made_up_records(context.data, records, rng).to(context.device)
+
+
+def _state(value: object, path: str = "", seen: frozenset[int] = frozenset()) -> Iterator[Any]:
+    """Everything that a module's attributes hold, as pairs of a path and a value.
+
+    Tensors are copied.  Containers and modules are entered; other objects count by identity.
+    """
+    inner: Mapping[Any, object]
+    if isinstance(value, nn.Module):
+        inner = vars(value)
+    elif isinstance(value, Mapping):
+        inner = value
+    elif isinstance(value, list | tuple | deque):
+        inner = dict(enumerate(value))
+    else:
+        plain = value is None or isinstance(value, str | int | float)
+        copied = value.detach().clone() if isinstance(value, Tensor) else value
+        yield path, copied if plain or isinstance(value, Tensor) else id(value)
+        return
+    if id(value) not in seen:
+        for name, part in inner.items():
+            yield from _state(part, f"{path}.{name}" if path else str(name), seen | {id(value)})
+
+
+def _same(a: object, b: object) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return type(a) is type(b) and a == b
+    return a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def _close(a: Tensor, b: Tensor) -> bool:

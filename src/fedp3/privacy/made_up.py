@@ -1,0 +1,34 @@
+"""Made-up records of the same kind as a data set's own, on which a network is tried out."""
+
+import torch
+from torch import Tensor
+
+from fedp3.data import Dataset, batch
+
+SAMPLED = 1000  # records whose range is looked at; made-up values need not reach the very extremes
+
+
+def made_up_records(data: Dataset, records: int, rng: torch.Generator) -> Tensor:
+    """Records that every network which computes this data set can compute too.
+
+    Each number is drawn uniformly from the range that it has in the data.  Numbers that are always
+    whole there are whole: they may be token ids, and a table has no row for others.  A data set of
+    one constant example, such as a Flower server has, says nothing about ranges; it gives normals.
+
+    Args:
+        data: the data set; at most `SAMPLED` of its records are read.
+        records: how many to make up.
+        rng: where they are drawn from.
+    """
+    step = max(1, len(data.x) // SAMPLED)
+    sample = batch(data, torch.arange(0, len(data.x), step)[:SAMPLED])
+    shape = (records, *sample.shape[1:])
+    low, high = sample.amin(0), sample.amax(0)
+    if torch.equal(low, high):  # a single example: one range for all of its numbers
+        low, high = sample.amin(), sample.amax()
+        if torch.equal(low, high):
+            return torch.randn(shape, generator=rng)
+    whole = (sample == sample.round()).all(0)
+    share = torch.rand(shape, generator=rng)
+    drawn = (low + (share * (high - low + 1)).floor()).minimum(high)
+    return torch.where(whole, drawn, low * (1 - share) + high * share)
