@@ -603,3 +603,34 @@ def test_examples_in_docstrings_are_right(module):
 def test_the_main_functions_have_an_example():
     for function in (fedp3.run, api.plan, fedp3.make_config, fedp3.Config):
         assert "Example:" in function.__doc__ and ">>> " in function.__doc__
+
+
+# --------------------------------------------------------------------------- the shortest call
+
+
+@pytest.mark.parametrize("classes", [2, 3, 12])
+@pytest.mark.parametrize("samples", [12, 45, 400])
+def test_the_shortest_call_works_on_any_classes_and_samples(classes: int, samples: int) -> None:
+    x, y = torch.randn(samples, 6), torch.arange(samples) % classes
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, classes))
+    result = fedp3.run(net, (x, y), run={"rounds": 1})
+    assert len(result.history) == 1
+    assert result.experiment.config.partition.classes == min(5, classes)
+
+
+def test_with_few_clients_the_default_plan_still_trains_every_layer_of_a_deep_network() -> None:
+    layers = [m for _ in range(9) for m in (nn.Linear(6, 6), nn.ReLU())]
+    net = nn.Sequential(*layers, nn.Linear(6, 2))
+    x, y = torch.randn(60, 6), torch.arange(60) % 2
+    result = fedp3.run(net, (x, y), partition={"clients": 2}, run={"rounds": 1})
+    assert result.experiment.config.plan.layers == "opu5"
+    assert result.experiment.config.run.clients_per_round == 2
+
+
+def test_a_setting_that_is_given_is_never_replaced_by_a_fitting_default() -> None:
+    x, y = torch.randn(60, 6), torch.arange(60) % 2
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 2))
+    with pytest.raises(InputError, match="classes"):
+        fedp3.run(net, (x, y), partition={"classes": 3})
+    with pytest.raises(InputError, match="clients_per_round"):
+        fedp3.run(net, (x, y), run={"clients_per_round": 30})

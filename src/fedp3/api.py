@@ -4,6 +4,7 @@
 """
 
 import logging
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
@@ -14,7 +15,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
 from fedp3 import config as configs
@@ -32,6 +36,7 @@ from fedp3.engines.catalogue import check_engine, make_engine
 from fedp3.experiment.assemble import Experiment, assemble, assemble_from
 from fedp3.messages.compression import COMPRESSORS
 from fedp3.methods import METHODS
+from fedp3.models.layer_map import layer_map
 from fedp3.models.zoo import MODELS
 from fedp3.planning.coverage import coverage
 from fedp3.planning.layer_sets import LAYER_SETS
@@ -47,6 +52,7 @@ if TYPE_CHECKING:
 
 Data = Dataset | TorchDataset[Any] | tuple[Tensor, Tensor]
 LOG = logging.getLogger("fedp3")
+SAMPLES_PER_CLIENT = 10  # at least, where the number of clients is left out
 KINDS = {"G": "accuracy_global", "D": "accuracy_dispatched", "P": "accuracy_personal"}
 
 # Decorators with which users add parts: `@fedp3.register.aggregator("median")`.
@@ -243,14 +249,17 @@ def run(
     """
     plugins = load_plugins(use)
     check_engine(engine)
+    _check_arguments(model, on_round, settings)
     if engine == "flower":
         raise InputError(
             "engine 'flower' reads data sets by name; use `fedp3 run`, or deploy with "
             "fedp3.deploy.grid_run"
         )
+    dataset = _dataset(data)
     settings = {**settings, **{s: {**settings.get(s, {}), "name": OWN} for s in ("data", "model")}}
+    settings = _with_fitting_defaults(settings, model, dataset, layers)
     config = configs.parse(settings, where="fedp3.run")
-    experiment = assemble_from(config, model, _dataset(data), layers)
+    experiment = assemble_from(config, model, dataset, layers)
     make = partial(_engine, workers=workers, engine=engine, plugins=plugins)
     return _train(
         experiment, out, make, resume=resume, own_model=True, plugins=plugins, on_round=on_round
@@ -392,9 +401,94 @@ def _train(
     return Result(experiment, outcome, History(read_events(folder) if folder else events), folder)
 
 
+def _check_arguments(model: object, on_round: object, settings: Mapping[str, Any]) -> None:
+    """Refuse arguments of `run` that are something else, before anything is trained."""
+    if isinstance(model, type):
+        raise InputError(f"the model is the class {model.__name__}; pass an instance of it")
+    if not isinstance(model, nn.Module):
+        raise InputError(f"the model is a {type(model).__name__}, want an nn.Module")
+    if isinstance(model, torch.jit.ScriptModule):
+        raise InputError(
+            "the model is scripted, and its layers cannot be followed; pass the "
+            "nn.Module that it was scripted from"
+        )
+    if on_round is not None and not callable(on_round):
+        raise InputError(f"on_round is a {type(on_round).__name__}, want a function of one record")
+    for section, what in (("data", "data set"), ("model", "model")):
+        named = settings.get(section)
+        name = named.get("name", OWN) if isinstance(named, Mapping) else OWN
+        if name != OWN:
+            raise InputError(
+                f"{section}={{'name': {name!r}}} names a {what}, and fedp3.run is passed one; to "
+                "use a name, write a config and call fedp3 run, or pass fedp3.load_dataset(...)"
+            )
+
+
+def _with_fitting_defaults(
+    settings: Mapping[str, Any],
+    model: nn.Module,
+    data: Dataset,
+    layers: Mapping[Layer, Sequence[str]] | None,
+) -> dict[str, Any]:
+    """The settings, in which what the user left out fits this network and these data.
+
+    The defaults of a config file are those of a fleet of 20 clients with several classes each.
+    Fewer classes, samples or clients than that must not make the shortest call fail.
+    """
+    filled = {key: dict(v) if isinstance(v, Mapping) else v for key, v in settings.items()}
+    sections = {s: filled.setdefault(s, {}) for s in ("partition", "run", "plan")}
+    if not all(isinstance(section, dict) for section in sections.values()):
+        return filled  # the config says what is wrong
+    split, run, plan = sections.values()
+    standard = Config()
+    if "file" not in split:
+        enough = max(1, min(standard.partition.clients, len(data.y) // SAMPLES_PER_CLIENT))
+        split.setdefault("clients", enough)
+        split.setdefault("classes", min(standard.partition.classes, data.classes))
+    clients = split.get("clients", standard.partition.clients)
+    if not isinstance(clients, int) or clients < 1:
+        return filled
+    run.setdefault("clients_per_round", min(standard.run.clients_per_round, clients))
+    decided = METHODS.get(str(filled.get("method", standard.method)))
+    if decided is None or "layers" not in decided.settings.get("plan", {}):
+        hidden = max(1, len(layer_map(model, layers).hidden))
+        plan.setdefault("layers", f"opu{max(2, math.ceil(hidden / clients))}")
+    return filled
+
+
 def _dataset(data: Data) -> Dataset:
     if isinstance(data, Dataset):
         return data
-    if isinstance(data, tuple):
-        return datasets.from_tensors(*data)
-    return datasets.from_torch(data)
+    if isinstance(data, DataLoader):
+        raise InputError("the data are a DataLoader, which draws batches; pass loader.dataset")
+    if isinstance(data, Mapping):
+        raise InputError(
+            "the data are a dict; pass all samples together as (x, y), and name the samples of "
+            "each client with partition={'file': ...} (docs/reference/config.md)"
+        )
+    if not isinstance(data, tuple | list):
+        return datasets.from_torch(data)
+    if len(data) != 2:
+        raise InputError(f"the data are {len(data)} values, want a pair (x, y)")
+    if any(isinstance(part, tuple | list) and _holds_arrays(part) for part in data):
+        raise InputError(
+            "the data are pairs of pairs; every client's samples are split into training and test "
+            "samples by fedp3, so pass one pair (x, y) of all samples"
+        )
+    return datasets.from_tensors(data[0], _numbers(data[1]))
+
+
+def _holds_arrays(part: Sequence[Any]) -> bool:
+    return any(isinstance(value, Tensor | np.ndarray) and value.ndim > 0 for value in part)
+
+
+def _numbers(labels: Any) -> Any:
+    """Labels as they are; texts are refused with how to number them."""
+    kind = labels.dtype.kind if isinstance(labels, np.ndarray) else ""
+    texts = isinstance(labels, Sequence) and any(isinstance(label, str) for label in labels)
+    if texts or kind in ("U", "S", "O"):
+        raise InputError(
+            "the labels are texts, want integers from 0: "
+            "names, y = numpy.unique(labels, return_inverse=True)"
+        )
+    return labels

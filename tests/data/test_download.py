@@ -366,7 +366,7 @@ def test_a_file_in_place_of_the_folder_is_reported(server, tmp_path):
     (tmp_path / "d").write_text("not a folder")
     fails(
         lambda: get("small", tmp_path / "d", base_url=server.url), tmp_path,
-        f"{tmp_path / 'd/small/raw'} cannot be written", "--data-dir", "x.gz and y.gz",
+        f"{tmp_path / 'd'} is a file", "--data-dir",
     )  # fmt: skip
 
 

@@ -4,7 +4,8 @@ import multiprocessing
 import os
 import signal
 import time
-from dataclasses import replace
+from collections import OrderedDict
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -178,10 +179,35 @@ def test_a_client_whose_process_is_killed_fails_alone():
         engine.close()
 
 
+@dataclass(frozen=True)
+class DyingSteps:
+    """Private steps whose process ends when client 2 draws its records."""
+
+    steps: PrivateSteps
+    is_plain: bool = False
+    repeatable: bool = False
+
+    def batches(self, local, samples, seed, *address):
+        if address[1] == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.steps.batches(local, samples, seed, *address)
+
+    def gradient(self, *arguments):
+        return self.steps.gradient(*arguments)
+
+    def generator(self, *arguments):
+        return self.steps.generator(*arguments)
+
+
 def test_under_ldp_no_client_draws_noise_a_second_time_because_a_process_died():
-    e = breaking("dies")
+    e = breaking("never")
     every_record = Mechanism(sample_rate=1.0, randomness="os", ghost=True)
-    private = replace(e.client, steps=PrivateSteps(every_record))
+    layers = {"fc1": nn.Linear(4, 3), "relu": nn.ReLU(), "ffc": nn.Linear(3, 2)}
+    private = replace(
+        e.client,
+        steps=DyingSteps(PrivateSteps(every_record)),
+        net=nn.Sequential(OrderedDict(layers)),
+    )
     engine = pool(private, e.shards, 2)
     try:
         _, record = run_round(e.server, e.start, engine.execute)

@@ -86,9 +86,10 @@ def test_without_a_run_resume_begins_one(tmp_path):
     assert resumed.result["model_sha256"] == train(tmp_path / "other").result["model_sha256"]
 
 
-def test_a_folder_with_other_files_is_no_run(tmp_path):
+def test_a_folder_with_other_files_is_not_used_for_a_run(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    train(tmp_path)
+    with pytest.raises(InputError, match=r"it contains notes\.txt; choose a new folder"):
+        train(tmp_path)
     assert (tmp_path / "notes.txt").read_text() == "mine"
 
 

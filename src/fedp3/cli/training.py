@@ -57,6 +57,7 @@ def train(
     """
     from fedp3.experiment.assemble import assemble
     from fedp3.runs import session
+    from fedp3.runs.tensorboard import check_installed
 
     if resume:
         finished = session.finished_result(folder)
@@ -64,6 +65,9 @@ def train(
             return finished
     else:
         session.refuse_existing(folder)
+    if options.tensorboard:
+        check_installed()
+    _note_workers(options.workers)
     experiment = assemble(settings, options.data_dir)
 
     @contextmanager
@@ -87,6 +91,16 @@ def train(
             terminal.note(f"{stopped}; resume with: {terminal.command('resume', folder)}")
             raise
     return dict(outcome.result)
+
+
+def _note_workers(workers: int) -> None:
+    """Say that more processes than cores only take time."""
+    cores = len(os.sched_getaffinity(0))
+    if workers > cores:
+        terminal.note(
+            f"{workers} workers share {cores} cores and will be slower than {cores}; "
+            "--workers 0 chooses a number"
+        )
 
 
 def train_seeds(
@@ -163,12 +177,14 @@ def show_end(results: Sequence[dict[str, Any]], folder: Path, json: bool) -> Non
         json: print one JSON object instead of a table.
     """
     from fedp3.core.files import read_json
+    from fedp3.privacy.disclosure import STANDING
     from fedp3.report import write_report
 
     page = write_report([folder])
     descriptions = [read_json(Path(result["out"]) / "run.json") for result in results]
-    for warning in descriptions[0].get("warnings", {}).values():
-        terminal.note(f"warning: {warning}")
+    for name, warning in descriptions[0].get("warnings", {}).items():
+        if name not in STANDING:  # `fedp3 plan` and the report show these
+            terminal.note(f"warning: {warning}")
     if json:
         several = (folder / "seeds.json").exists()
         terminal.as_json(_over_seeds(results, folder) if several else results[0])

@@ -58,6 +58,11 @@ def _wrong_sizes(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
         f"[partition] sizes: {_length(c.partition.sizes)} numbers for {n} clients": (
             isinstance(c.partition.sizes, tuple) and len(c.partition.sizes) != n
         ),
+        "[prune] keep: the list is empty; name a share in (0, 1] for all clients, or one for each "
+        "device class": c.prune.keep == (),
+        "[local] steps: 0 steps and 0 epochs train nothing; set one of them": (
+            c.local.steps == 0 and c.local.epochs == 0
+        ),
         f"[prune] keep: {_length(c.prune.keep)} device classes for {n} clients": (
             isinstance(c.prune.keep, tuple) and len(c.prune.keep) > n
         ),

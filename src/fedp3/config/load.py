@@ -93,6 +93,7 @@ def parse(
         for section, keys in row.settings.items():
             if section not in merged or section in tables:
                 merged[section] = {**keys, **tables.get(section, {})}
+    mistakes += _truth_values(tables)
     try:
         config = ADAPTER.validate_python(merged)
     except ValidationError as error:
@@ -194,6 +195,20 @@ def _description(path: Sequence[str]) -> str:
     return str(fields_of(SECTIONS[path[0]])[path[1]].description)
 
 
+def _truth_values(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """True and false where a number is wanted, which Python would take for 1 and 0."""
+    mistakes = []
+    for section, keys in tables.items():
+        fields = fields_of(SECTIONS[section]) if section in SECTIONS else {}
+        for key, value in keys.items():
+            items = value if isinstance(value, list | tuple) else [value]
+            given = [item for item in items if isinstance(item, bool)]
+            if key in fields and given and "bool" not in str(fields[key].annotation):
+                text = str(given[0]).lower()
+                mistakes.append(f"[{section}] {key}: got {text}, want {fields[key].description}")
+    return mistakes
+
+
 # ------------------------------------------------------------------------ files that a config names
 
 
@@ -213,7 +228,11 @@ def _read_files(config: Config, folder: Path) -> tuple[Config, list[str]]:
             rows = {int(row["client"]): float(row["keep"]) for row in csv.DictReader(file)}
         keep = tuple(rows[i] for i in range(config.partition.clients))
     except (OSError, KeyError, ValueError, TypeError) as error:
-        why = f"it lacks {error}" if isinstance(error, KeyError) else str(error)
+        why = str(error)
+        if isinstance(error, KeyError):
+            missing = error.args[0]
+            what = f"client {missing}" if isinstance(missing, int) else f"column {missing!r}"
+            why = f"it has no row for {what}" if isinstance(missing, int) else f"it has no {what}"
         want = (
             f"columns client,keep and a row for each of clients 0..{config.partition.clients - 1}"
         )

@@ -124,7 +124,11 @@ def roots(data_dir: Path | None = None) -> list[Path]:
     """Return the data folders in order of search; a download goes to the first."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
     folders = (data_dir, os.environ.get("FEDP3_DATA"), f"{cache}/fedp3")
-    return [Path(folder).expanduser() for folder in folders if folder]
+    found = [Path(folder).expanduser() for folder in folders if folder]
+    for folder in found:
+        if folder.is_file():
+            raise DataError(f"{folder} is a file: --data-dir and FEDP3_DATA name a folder")
+    return found
 
 
 def inventory(data_dir: Path | None = None) -> list[Row]:

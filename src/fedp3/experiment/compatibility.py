@@ -37,8 +37,10 @@ def check_model(net: nn.Module, data: Dataset, smallest: int, seed: int) -> None
         seed: what random layers draw from.
     """
     with restored_buffers(net):  # training mode writes to buffers
-        _check_outputs(*_outputs(net, data, 2, seed, training=False), data.classes)
-        _check_outputs(*_outputs(net, data, min(2, smallest), seed, training=True), data.classes)
+        from_one = int(data.y.min()) == 1 if len(data.y) > 1 else False
+        for samples, training in ((2, False), (min(2, smallest), True)):
+            x, outputs = _outputs(net, data, samples, seed, training=training)
+            _check_outputs(x, outputs, data.classes, from_one=from_one)
 
 
 def _outputs(
@@ -61,7 +63,7 @@ def _outputs(
         net.train(before)
 
 
-def _check_outputs(x: Tensor, outputs: object, classes: int) -> None:
+def _check_outputs(x: Tensor, outputs: object, classes: int, *, from_one: bool) -> None:
     if not isinstance(outputs, Tensor):
         raise InputError(f"the model returns a {type(outputs).__name__}, want one tensor of logits")
     if outputs.dim() != 2 or len(outputs) != len(x) or outputs.shape[1] < classes:
@@ -69,6 +71,7 @@ def _check_outputs(x: Tensor, outputs: object, classes: int) -> None:
             f"for {len(x)} samples of shape {tuple(x.shape[1:])} the model returns shape "
             f"{tuple(outputs.shape)}, want ({len(x)}, k) with k >= {classes} classes "
             f"(labels run from 0 to {classes - 1})"
+            + ("; the smallest label is 1: if labels count from 1, pass y - 1" if from_one else "")
         )
 
 

@@ -7,6 +7,8 @@ from fedp3.core.types import ClientPlan
 from fedp3.privacy import accountant
 from fedp3.privacy.settings import Budget
 
+# Warnings that hold for nearly every run; a command that shows them each time teaches to skip them.
+STANDING = frozenset({"W1", "W2", "W3", "W4", "W7", "C1", "C4"})
 WEAK_EPSILON = 10.0  # above this epsilon a guarantee means little
 FEW_SAMPLES = 16  # up to this many samples in an update can be told apart
 MAX_STEPS = 1 << 53  # the largest integer that every JSON reader represents exactly

@@ -110,6 +110,11 @@ def _seeds(folder: Path) -> tuple[Seed, ...]:
 
 def _read(folder: Path) -> Seed:
     toml, result = folder / "config.toml", folder / "result.json"
+    if result.exists() and not (folder / "events.jsonl").exists():
+        raise InputError(
+            f"{folder}/events.jsonl, the record of its rounds, is missing although the run has "
+            "finished; restore it, or run again"
+        )
     try:
         return Seed(
             folder=folder,

@@ -70,6 +70,14 @@ def warnings_of(experiment: Experiment) -> dict[str, str]:
     if differences:
         method = experiment.config.method
         warnings["M1"] = f"the config differs from the method {method}: {', '.join(differences)}"
+    layers = experiment.config.plan.layers
+    full = all(plan.full_layers == tuple(plan.layers) for plan in experiment.first_plans)
+    if full and layers != "full" and len(experiment.server.layers.layers) > 1:
+        hidden = len(experiment.server.layers.hidden)
+        warnings["M2"] = (
+            f"plan.layers={layers!r} gives every client all {hidden} hidden layers of this "
+            "network, so everything is trained and uploaded, as with 'full'"
+        )
     return warnings
 
 

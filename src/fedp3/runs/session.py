@@ -6,6 +6,7 @@ A round is recorded before it is checkpointed, and a resumed run cuts its record
 checkpoint: after any crash the two agree, and no round is lost or counted twice.
 """
 
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -34,6 +35,9 @@ from fedp3.runs.writer import Write, round_writer
 from fedp3.server.context import RoundRecord, ServerState
 from fedp3.server.rounds import finish, run
 
+# What a run that was interrupted before it began may have left in its folder.
+OWN_FILES = {"checkpoint", "client_level", "flower.json", "initial.safetensors", "run.json"}
+DIVERGED = 1e3  # a training loss of this many times that of guessing
 SEEDS = "seeds.json"  # in a folder of several seeds: what they are seeds of
 
 OnRound = Callable[[RoundRecord], None]
@@ -74,6 +78,23 @@ def refuse_existing(folder: Path, how: str = "") -> None:
     if holds_run(folder) or (folder / SEEDS).exists():
         how = how or f"fedp3 resume {folder}"
         raise InputError(f"{folder} holds a run already; continue it with: {how}")
+
+
+def refuse_foreign(folder: Path) -> None:
+    """Raise if a folder contains files of somebody else, among which a run would be lost."""
+    try:
+        foreign = [p.name for p in sorted(folder.iterdir()) if _is_foreign(p.name)]
+    except OSError:
+        return  # it does not exist yet, or its own error comes when it is written
+    if foreign:
+        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
+        raise InputError(
+            f"{folder} is not empty: it contains {foreign[0]}{more}; choose a new folder"
+        )
+
+
+def _is_foreign(name: str) -> bool:
+    return not (name.startswith(".") or name in OWN_FILES)
 
 
 def finished_result(folder: Path) -> dict[str, Any] | None:
@@ -132,7 +153,7 @@ def train(
     """
     watch = watch or watch_with(None)
     if folder is None:
-        return _train_from(experiment, None, make_engine, None, watch)
+        return _train_from(experiment, None, make_engine, None, watch, warn or tell)
     if not resume:
         refuse_existing(folder, how_to_resume)
     existing = holds_run(folder)
@@ -145,6 +166,7 @@ def train(
     with locked(folder):
         if not existing:
             refuse_existing(folder, how_to_resume)  # another process may have begun one by now
+            refuse_foreign(folder)
             _begin(experiment, folder, own_model, plugins, files or {})
         checkpoint, broken = _last_checkpoint(folder, experiment.config.digest())
         for text in broken:
@@ -156,7 +178,7 @@ def train(
         if existing:
             done = checkpoint.state.t if checkpoint else 0
             tell(f"resuming after round {done} of {experiment.config.run.rounds}")
-        return _train_from(experiment, folder, make_engine, checkpoint, watch)
+        return _train_from(experiment, folder, make_engine, checkpoint, watch, warn or tell)
 
 
 def _train_from(
@@ -165,6 +187,7 @@ def _train_from(
     make_engine: StartEngine,
     checkpoint: Checkpoint | None,
     watch: Watch,
+    warn: Tell,
 ) -> Outcome:
     events: list[dict[str, Any]] = []
     states, start = None, None
@@ -175,9 +198,29 @@ def _train_from(
     with watch(experiment, events) as on_round:
         engine = make_engine(experiment, states)
         try:
+            on_round = _with_divergence(on_round, experiment.client.data.classes, warn)
             return run_rounds(experiment, engine, folder, on_round, start)
         finally:
             engine.close()
+
+
+def _with_divergence(on_round: OnRound, classes: int, warn: Tell) -> OnRound:
+    """The same watcher, which also says once that training diverges."""
+    limit = DIVERGED * math.log(max(classes, 2))
+    told = False
+
+    def watcher(record: RoundRecord) -> None:
+        nonlocal told
+        on_round(record)
+        if not told and record.loss is not None and not record.loss <= limit:
+            told = True
+            warn(
+                f"the training loss of round {record.t + 1} is {record.loss:.3g}, and guessing has "
+                f"{math.log(max(classes, 2)):.3g}: training diverges. Lower local.lr, or scale the "
+                "inputs"
+            )
+
+    return watcher
 
 
 def _recorded_noise(folder: Path) -> float | None:

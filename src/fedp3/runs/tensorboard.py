@@ -1,5 +1,6 @@
 """Rounds as TensorBoard scalars, in addition to the record in the run folder."""
 
+import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 
@@ -7,14 +8,19 @@ from fedp3.core.errors import InputError
 from fedp3.server.context import RoundRecord
 
 
-def writer(folder: Path) -> Callable[[RoundRecord], None]:
-    """A function that writes one round; raises if TensorBoard is not installed."""
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
+def check_installed() -> None:
+    """Raise an error if TensorBoard is not installed."""
+    if importlib.util.find_spec("tensorboard") is None:
         raise InputError(
             "TensorBoard is not installed; add it with: pip install 'fedp3[tensorboard]'"
-        ) from None
+        )
+
+
+def writer(folder: Path) -> Callable[[RoundRecord], None]:
+    """A function that writes one round; raises if TensorBoard is not installed."""
+    check_installed()
+    from torch.utils.tensorboard import SummaryWriter
+
     sink = SummaryWriter(str(folder))
 
     def write(record: RoundRecord) -> None:

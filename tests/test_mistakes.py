@@ -1,0 +1,204 @@
+"""Mistakes that users make, and the answer to each: a table for the shell and one for Python."""
+
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import fedp3
+from fedp3.cli import main
+from fedp3.core.errors import InputError
+
+TINY = ["model.width=0.02", "run.rounds=1", "run.clients_per_round=2", "local.steps=1"]
+
+
+@pytest.fixture
+def shell(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> Any:
+    monkeypatch.chdir(tmp_path)
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = 0
+        try:
+            main(list(arguments))
+        except SystemExit as stop:
+            code = int(stop.code or 0)
+        out, err = capsys.readouterr()
+        return code, out, err
+
+    call("init", "my.toml")
+    return call
+
+
+# --------------------------------------------------------------------------- the shell
+
+REFUSED = {
+    "true for a number": (["run.rounds=true"], "[run] rounds: got true, want number of"),
+    "false for a number": (["local.lr=false"], "[local] lr: got false"),
+    "true in a list": (["prune.keep=[0.5, true]"], "[prune] keep: got true"),
+    "an empty list of shares": (["prune.keep=[]"], "[prune] keep: the list is empty"),
+    "nothing to train": (["local.steps=0"], "0 steps and 0 epochs train nothing"),
+    "a keep file without a client": (["prune.keep=few.csv"], "it has no row for client 1"),
+    "a keep file without a column": (["prune.keep=odd.csv"], "it has no column 'keep'"),
+    "a share above one": (["prune.keep=1.5"], "[prune] keep"),
+    "a negative rate": (["local.lr=-1"], "[local] lr"),
+    "a key of another section": (["run.lr=1"], "unknown key 'lr'"),
+    "another library's name": (["local.learning_rate=1"], "did you mean 'lr'?"),
+    "an unknown section": (["fleet.memory=1"], "unknown section 'fleet'"),
+    "no value": (["run.rounds"], "is not of the form section.key=value"),
+    "an unknown method": (["method=fedavgg"], "fedavg"),
+    "an unknown data set": (["data.name=mnits"], "mnist"),
+    "too many participants": (["run.clients_per_round=21"], "21 of 20 clients"),
+    "a text for a number": (["run.rounds=many"], "[run] rounds"),
+    "a fraction for a count": (["run.rounds=1.5"], "[run] rounds"),
+}
+
+
+@pytest.mark.parametrize("mistake", REFUSED)
+def test_a_wrong_setting_is_refused_with_its_key_before_any_folder_is_made(
+    mistake: str, shell: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "few.csv").write_text("client,keep\n0,0.5\n")
+    (tmp_path / "odd.csv").write_text("client,share\n0,0.5\n")
+    overrides, text = REFUSED[mistake]
+    tiny = [o for o in TINY if o.split("=")[0] not in {x.split("=")[0] for x in overrides}]
+    code, _, err = shell("run", "my.toml", *tiny, *overrides, "--out", "a")
+    assert code == 2 and text in err, err
+    assert not (tmp_path / "a").exists() and "Traceback" not in err
+
+
+def test_a_folder_with_other_files_is_not_used_for_a_run(shell: Any, tmp_path: Path) -> None:
+    (tmp_path / "papers").mkdir()
+    (tmp_path / "papers" / "draft.tex").write_text("...")
+    code, _, err = shell("run", "my.toml", *TINY, "--out", "papers")
+    assert code == 2 and "it contains draft.tex; choose a new folder" in err
+    assert [p.name for p in (tmp_path / "papers").iterdir() if p.name[0] != "."] == ["draft.tex"]
+    (tmp_path / "empty").mkdir()
+    assert shell("run", "my.toml", *TINY, "--out", "empty")[0] == 0
+
+
+def test_divergence_is_told_once_after_the_round_in_which_it_shows(shell: Any) -> None:
+    wild = ["local.lr=1e6", "run.rounds=3", "local.steps=4", "local.clip_norm=0"]
+    _, _, err = shell("run", "my.toml", *TINY[:1], *wild, "--out", "a")
+    assert err.count("training diverges. Lower local.lr") == 1
+    _, _, err = shell("run", "my.toml", *TINY, "--out", "b")
+    assert "diverges" not in err
+
+
+def test_a_layer_set_larger_than_the_network_is_said_to_be_the_full_one(shell: Any) -> None:
+    _, out, err = shell("plan", "my.toml", *TINY, "plan.layers=opu9")
+    assert "gives every client all 3 hidden layers" in out + err
+    _, out, err = shell("plan", "my.toml", *TINY, "plan.layers=opu2")
+    assert "gives every client all" not in out + err
+
+
+def test_more_workers_than_cores_are_pointed_out(shell: Any, monkeypatch: Any) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {0})
+    _, _, err = shell("run", "my.toml", *TINY, "--workers", "2", "--out", "a")
+    assert "2 workers share 1 cores" in err
+
+
+def test_resume_with_other_settings_says_how_to_start_a_new_run(shell: Any) -> None:
+    shell("run", "my.toml", *TINY, "--out", "a")
+    code, _, err = shell("resume", "a", "run.rounds=300")
+    assert code == 2 and "fedp3 run a/config.toml run.rounds=300 --out NEW_FOLDER" in err
+
+
+def test_a_finished_run_without_its_record_is_not_reported_as_empty(
+    shell: Any, tmp_path: Path
+) -> None:
+    shell("run", "my.toml", *TINY, "--out", "a")
+    (tmp_path / "a" / "events.jsonl").unlink()
+    code, _, err = shell("report", "a")
+    assert code == 2 and "events.jsonl, the record of its rounds, is missing" in err
+
+
+def test_a_data_folder_that_is_a_file_is_refused(
+    shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "data").write_text("")
+    monkeypatch.setenv("FEDP3_DATA", str(tmp_path / "data"))
+    code, _, err = shell("data", "ls")
+    assert code == 2 and "is a file: --data-dir and FEDP3_DATA name a folder" in err
+
+
+def test_a_missing_extra_is_told_before_a_folder_is_made(
+    shell: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    code, _, err = shell("run", "my.toml", *TINY, "--tensorboard", "--out", "a")
+    assert code == 2 and "fedp3[tensorboard]" in err and not (tmp_path / "a").exists()
+
+
+# --------------------------------------------------------------------------- Python
+
+X, Y = torch.randn(60, 4), torch.arange(60) % 3
+
+
+def net(classes: int = 3) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, classes))
+
+
+class Net(nn.Module):
+    """A class where an instance is wanted."""
+
+
+def run(model: Any = None, data: Any = (X, Y), **settings: Any) -> Any:
+    settings = {
+        "partition": {"kind": "iid", "clients": 3},
+        "run": {"rounds": 1, "clients_per_round": 0},
+        "plan": {"layers": "full"},
+        **settings,
+    }
+    return fedp3.run(net() if model is None else model, data, **settings)
+
+
+WRONG: dict[str, tuple[Callable[[], Any], str]] = {
+    "a class": (lambda: run(Net), "is the class Net; pass an instance"),
+    "a function": (lambda: run(lambda x: x), "is a function, want an nn.Module"),
+    "a scripted net": (lambda: run(torch.jit.trace(net(), X[:2])), "is scripted"),
+    "three tensors": (lambda: run(data=(X, Y, Y)), "3 values, want a pair"),
+    "train and test pairs": (lambda: run(data=((X, Y), (X, Y))), "pairs of pairs"),
+    "texts as labels": (
+        lambda: run(data=(X, ["a", "b", "c"] * 20)),
+        "labels are texts, want integers from 0",
+    ),
+    "an array of texts": (lambda: run(data=(X, np.array(["a"] * 60))), "return_inverse=True"),
+    "a DataLoader": (
+        lambda: run(data=DataLoader(TensorDataset(X, Y))),
+        "DataLoader, which draws batches; pass loader.dataset",
+    ),
+    "a dict of clients": (lambda: run(data={0: (X, Y)}), "partition={'file': ...}"),
+    "labels from 1": (lambda: run(data=(X, Y + 1)), "pass y - 1"),
+    "no function to call": (lambda: run(on_round=3), "on_round is a int"),
+    "true for a number": (lambda: run(partition={"clients": True}), "got true"),
+    "a named data set": (lambda: run(data_set=1), "data_set"),
+    "a name beside the data": (
+        lambda: fedp3.run(net(), (X, Y), **{"data": {"name": "mnist"}}),  # type: ignore[arg-type]
+        "names a data set, and fedp3.run is passed one",
+    ),
+    "floats as labels": (lambda: run(data=(X, Y.float())), "labels of torch.float32"),
+    "a value that is not finite": (lambda: run(data=(X / 0, Y)), "not finite"),
+}
+
+
+@pytest.mark.parametrize("mistake", WRONG)
+def test_a_wrong_argument_is_an_input_error_that_says_what_to_do(mistake: str) -> None:
+    call, text = WRONG[mistake]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # tracing a network warns
+        with pytest.raises(InputError) as error:
+            call()
+    assert text in str(error.value)
+    assert len(str(error.value)) < 500, "no tensor is printed"
+
+
+def test_divergence_is_a_warning_in_python() -> None:
+    settings = {"local": {"lr": 1e3, "steps": 3, "clip_norm": 0}}
+    with pytest.warns(UserWarning, match="training diverges"):
+        run(data=(X * 100, Y), **settings)
