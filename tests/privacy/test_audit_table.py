@@ -2,15 +2,15 @@
 
 import pytest
 
-from audit_table import CONFIGS, SEEDS, catch, false_alarms
+from audit_table import CONFIGS, MISSED, SEEDS, catch, false_alarms
 from planted_bugs import BUGS, MORE_BUGS
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*BUGS, *MORE_BUGS])
 def test_a_bug_is_caught_in_19_of_20_seeds(name: str) -> None:
-    result = catch({**BUGS, **MORE_BUGS}[name], SEEDS)
-    assert result.caught >= SEEDS - 1
+    first = catch({**BUGS, **MORE_BUGS}[name], SEEDS)
+    assert first.total() - first[MISSED] >= SEEDS - 1
 
 
 @pytest.mark.slow

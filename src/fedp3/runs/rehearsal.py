@@ -6,8 +6,11 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+
 from fedp3.core.errors import InputError
 from fedp3.core.types import Reply, Task
+from fedp3.data.shards import Shard
 from fedp3.engines.base import Engine, States
 from fedp3.engines.in_process import sequential
 from fedp3.experiment.assemble import Experiment
@@ -51,14 +54,17 @@ def rehearse(experiment: Experiment, scene: Scene) -> Rehearsal:
             experiment.server.run,
             rounds=scene.rounds,
             clients_per_round=0,
-            eval_every=1,
+            eval_every=0,
             quorum=1,
             deadline=0.0,
         ),
-        examples={i: len(shard.train) for i, shard in scene.shards.items()},
+        examples=dict.fromkeys(experiment.server.examples, 0)
+        | {i: len(shard.train) for i, shard in scene.shards.items()},
         budget=scene.budget,
     )
-    staged = replace(experiment, server=server, client=scene.context, shards=scene.shards)
+    nobody = Shard(torch.arange(0), torch.arange(0))
+    everyone = dict.fromkeys(experiment.shards, nobody) | dict(scene.shards)
+    staged = replace(experiment, server=server, client=scene.context, shards=everyone)
     exchanges: list[Exchange] = []
 
     def engine_of(staged: Experiment, states: States | None) -> Engine:
@@ -67,6 +73,8 @@ def rehearse(experiment: Experiment, scene: Scene) -> Rehearsal:
         def execute(tasks: Sequence[Task]) -> Iterator[Reply]:
             for task in tasks:
                 client = task.plan.client
+                if client not in scene.shards:
+                    continue  # a client without records would only score
                 charges = [c for c in read(folder) if (c.client, c.t) == (client, task.t)]
                 before = engine.states.by_client.get(client, {}).get(task.state_from)
                 for reply in engine.execute([task]):

@@ -41,7 +41,8 @@ from fedp3.privacy.audit.sampling import sampling
 from fedp3.privacy.audit.sensitivity import drift, every_record, sensitivity
 from fedp3.privacy.settings import Budget, Mechanism
 
-MOST_RECORDS = 33  # of a client on which the run's network is attacked
+# Records of the client on which the run's network is attacked, by the size of the network.
+RECORDS, FEW_RECORDS, LARGE = 33, 9, 4_000_000
 MOST_PLANS = 12  # plans of the run's network that are attacked
 MOST_DRAWN = 5e7  # coordinates of noise that are drawn in the run's network, all in all
 MOST_REHEARSED = 5e7  # coordinates of noise that are drawn in one rehearsal
@@ -87,8 +88,13 @@ class Subject:
 
     def own(self, plan: ClientPlan) -> Bench:
         """The run's network under one plan."""
-        records = min(self.context.local.batch + 1, MOST_RECORDS)
+        records = RECORDS if self.size < LARGE else FEW_RECORDS
         return bench(self.context, plan, records, self.seed)
+
+    @property
+    def size(self) -> int:
+        """The number of the network's coordinates."""
+        return sum(w.numel() for w in self.context.initial.values())
 
 
 # --------------------------------------------------------------------------- parts
@@ -162,9 +168,8 @@ def _rehearsed(subject: Subject) -> tuple[list[int], int]:
     """The clients and the number of steps of a rehearsal, so that it takes seconds."""
     plans = subject.distinct_plans()
     clients = sorted({plan.client for plan in plans[-REHEARSING_CLIENTS:]} | {subject.clients[0]})
-    size = sum(w.numel() for w in subject.context.initial.values())
     steps = subject.budget.mechanism.steps_per_task(subject.context.local)
-    most = int(MOST_REHEARSED / (size * len(clients) * 3))
+    most = int(MOST_REHEARSED / (subject.size * len(clients) * 3))
     return clients, max(1, min(steps, max(2, most)))
 
 
@@ -172,7 +177,6 @@ def _charging(subject: Subject) -> list[Finding]:
     clients, steps = _rehearsed(subject)
     return charging(
         subject.context,
-        subject.plans,
         clients,
         subject.budget,
         steps,
@@ -185,7 +189,6 @@ def _releases(subject: Subject) -> list[Finding]:
     clients, steps = _rehearsed(subject)
     findings = releases(
         subject.context,
-        subject.plans,
         clients,
         subject.budget,
         min(steps, 3),

@@ -17,7 +17,7 @@ from torch import Tensor
 from fedp3.client.context import ClientContext
 from fedp3.client.update import local_update
 from fedp3.core import masks as M
-from fedp3.core.types import ClientPlan, ClientUpdate, Params, Task
+from fedp3.core.types import ClientUpdate, Params, Task
 from fedp3.data.shards import Shard
 from fedp3.messages.compression import UNCOMPRESSED
 from fedp3.privacy.audit.bounds import composed_lower
@@ -50,7 +50,6 @@ MOST_COORDINATES = 1 << 16  # of one task whose energy is summed
 
 def charging(
     context: ClientContext,
-    plans: Sequence[ClientPlan],
     clients: Sequence[int],
     budget: Budget,
     steps: int,
@@ -69,7 +68,6 @@ def charging(
     )
     stage = scene(
         plain,
-        plans,
         clients,
         unlimited(budget, mechanism, steps),
         ROUNDS,

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from fedp3.client.context import ClientContext
 from fedp3.core.randomness import Stream, stream
-from fedp3.core.types import ClientPlan, ClientState, Failure, Reply, Task
+from fedp3.core.types import ClientState, Failure, Reply, Task
 from fedp3.data.shards import Shard
 from fedp3.privacy.ledger import Charge
 from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.settings import Budget, Mechanism
 
-RECORDS, TESTED = 12, 3  # records of each client that train, and that are tested
+RECORDS, TESTED = 8, 3  # records of each client that train, and that are tested
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +66,7 @@ class Scene:
 
     Args:
         context: the clients' network and settings, with made-up records.
-        shards: the records of each client; some clients may have none.
+        shards: the records of each client that takes part.
         budget: what each client may spend.
         rounds: number of rounds, after which the final probe follows.
         observe: is called after every task.
@@ -84,7 +84,6 @@ Rehearse = Callable[[Scene], Rehearsal]
 
 def scene(
     context: ClientContext,
-    plans: Sequence[ClientPlan],
     clients: Sequence[int],
     budget: Budget,
     rounds: int,
@@ -96,8 +95,7 @@ def scene(
 
     Args:
         context: the run's network and settings.
-        plans: the plans of all clients.
-        clients: the clients that have training records; the others only score.
+        clients: the clients that have records; the others take no part.
         budget: what each client may spend, and the mechanism.
         rounds: number of rounds.
         train: takes random training records and returns the ones to train on.
@@ -113,7 +111,7 @@ def scene(
     y = torch.arange(len(x))
     y[TESTED:] += label_shift
     y %= classes
-    shards = {plan.client: Shard(torch.arange(0), torch.arange(TESTED)) for plan in plans}
+    shards = {}
     for k, i in enumerate(clients):
         begin = TESTED + k * RECORDS
         shards[i] = Shard(torch.arange(begin, begin + RECORDS), torch.arange(TESTED))
