@@ -68,7 +68,7 @@ CONFIGS = (
     "privacy.epsilon=1 privacy.delta=1e-7",
     "privacy.randomness=seeded",
     "model.name=cnn model.width=0.05",
-    "model.name=resnet18 model.norm=group model.width=0.05",
+    "model.name=resnet18 model.norm=group model.width=0.05 privacy.clip=100",
 )
 
 

@@ -232,6 +232,29 @@ def _none_if_empty(
     return gradient
 
 
+def _quiet_others(
+    m: Mechanism, local: LocalSettings, samples: int, seed: int, *address: int
+) -> Gradient:
+    """The first layer, which is outside L_i, trains on the plain gradient of all finite records."""
+    private = gradient_of(m, local, samples, seed, *address)
+
+    def gradient(
+        net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params
+    ) -> tuple[float, list[Tensor]]:
+        first = next(iter(dict(net.named_parameters()))).rpartition(".")[0]
+        loud = {n: w for n, w in W.items() if not n.startswith(f"{first}.")}
+        finite = x.flatten(1).isfinite().all(1)
+        plain = {n: torch.zeros_like(w) for n, w in W.items()}
+        if bool(finite.any()):
+            loss = nn.functional.cross_entropy(net(x[finite]), y[finite])
+            plain = dict(zip(W, torch.autograd.grad(loss, list(W.values())), strict=True))
+        of_loud = {n: mask for n, mask in masks.items() if n in loud}
+        noisy = dict(zip(loud, private(net, x, y, loud, of_loud)[1], strict=True))
+        return math.nan, [noisy.get(n, plain[n]) for n in W]
+
+    return gradient
+
+
 def _no_bias_noise(
     sums: dict[str, Tensor], m: Mechanism, rng: torch.Generator, *rest: object
 ) -> None:
@@ -544,6 +567,11 @@ MORE_BUGS: Mapping[str, Bug] = {
     ),
     "noise is uniform": Bug(filled_with(lambda out: out.copy_(_uniform_like(out))), ("noise",)),
     "no noise on rows of dead units": Bug(filled_with(_skip_dead_rows), ("noise",)),
+    "layers outside L_i train without noise": Bug(
+        patched("private_gradient", _quiet_others),
+        ("sensitivity", "noise"),
+        settings=("plan.others=noise",),
+    ),
     "clip 10 % too large": Bug(patched("add_clipped", _louder), ("sensitivity",)),
     "only the last parts of a batch clipped": Bug(
         clip_only(lambda part: part > 0), ("sensitivity",)

@@ -33,7 +33,13 @@ def failed(experiment: Experiment, parts: tuple[str, ...] = NAMES, seed: int = 0
     return [f for f in audit(audit_subject(experiment, seed), parts) if not f.passed]
 
 
-@pytest.mark.parametrize("settings", [(), ("plan.others=noise", "privacy.randomness=seeded")])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        pytest.param(("plan.others=noise", "privacy.randomness=seeded"), marks=pytest.mark.slow),
+    ],
+)
 def test_the_code_as_it_is_passes_every_part(settings: tuple[str, ...]) -> None:
     findings = audit(audit_subject(assembled(*settings)))
     assert {f.part for f in findings} == set(NAMES)

@@ -7,9 +7,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
+from torch import Tensor
 
 from fedp3.privacy import accountant
-from fedp3.privacy.audit import bounds, findings
+from fedp3.privacy.audit import bounds, findings, noise, sampling
+from fedp3.privacy.audit.neighbours import Bench
+from fedp3.privacy.settings import Mechanism
 
 
 def test_bounds_are_those_of_the_textbook() -> None:
@@ -120,3 +123,54 @@ def test_the_independent_bound_is_within_a_hundredth_of_the_certified_one(
 def test_the_independent_bound_of_full_batches_is_the_gaussian_formula() -> None:
     assert bounds.composed_lower(2.0, 1.0, 4, 1e-5) == bounds.gaussian_epsilon(1.0, 1e-5)
     assert bounds.composed_lower(2.0, 1.0, 0, 1e-5) == 0.0
+
+
+# --------------------------------------------------------------------------- under correct code
+
+
+def too_often(p_values: dict[str, list[float]], level: float) -> dict[str, float]:
+    """The checks whose p-value is below a level more often than five standard errors allow."""
+    shares = {
+        what: sum(p <= level for p in values) / len(values) for what, values in p_values.items()
+    }
+    runs = min(map(len, p_values.values()))
+    limit = level + 5 * math.sqrt(level / runs)
+    return {what: share for what, share in shares.items() if share > limit}
+
+
+def test_p_values_of_white_noise_are_never_too_small() -> None:
+    p_values: dict[str, list[float]] = {}
+    for seed in range(150):
+        rng = torch.Generator().manual_seed(seed)
+        draws = noise.Draws(
+            values=torch.randn(20, 66, generator=rng, dtype=torch.float64),
+            tensors=[("fc.weight", 0, 8), ("fc.bias", 48, 1), ("out.weight", 54, 6)],
+            kinds=["a step"] * 12 + ["a probe"] * 8,
+        )
+        for f in [*noise.size_and_shape(draws), *noise.independence(draws, seed)]:
+            assert f.passed
+            if f.p_value is not None:
+                p_values.setdefault(f.what, []).append(f.p_value)
+    assert len(p_values) >= 10
+    assert not too_often(p_values, 0.01) and not too_often(p_values, 0.1)
+
+
+@pytest.mark.parametrize("q", [0.02, 0.1, 0.5])
+def test_p_values_of_independent_coins_are_never_too_small(
+    q: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rng = torch.Generator().manual_seed(0)
+
+    def counts(bench: Bench, mechanism: Mechanism, steps: int, client: int, t: int) -> Tensor:
+        coins = torch.rand(steps, len(bench.without), generator=rng)
+        return (coins < mechanism.sample_rate).sum(0).double()
+
+    monkeypatch.setattr(sampling, "_counts", counts)
+    p_values: dict[str, list[float]] = {}
+    for _ in range(60):
+        for f in sampling.sampling(Mechanism(sample_rate=q), range(5)):
+            assert f.passed
+            if f.p_value is not None:
+                p_values.setdefault(f.what, []).append(f.p_value)
+    assert len(p_values) >= 7
+    assert not too_often(p_values, 0.01) and not too_often(p_values, 0.1)

@@ -1,9 +1,8 @@
 """Distinguishing: no test tells neighbours apart better than epsilon allows.
 
 The tests have thresholds that are fixed before the runs that count, so that their errors are
-binomial.  Each
-finding names the largest epsilon that its number of runs could have refuted: a test that passes
-says nothing about a larger one.
+binomial.  Each finding names the largest epsilon that its number of runs could have refuted: a test
+that passes says nothing about a larger one.
 """
 
 import math
