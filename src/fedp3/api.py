@@ -448,7 +448,9 @@ def _with_fitting_defaults(
     clients = split.get("clients", standard.partition.clients)
     if not isinstance(clients, int) or clients < 1:
         return filled
-    run.setdefault("clients_per_round", min(standard.run.clients_per_round, clients))
+    mode = filled.get("client_privacy", {})  # under it, coins choose who takes part
+    if not (isinstance(mode, Mapping) and mode.get("enabled")):
+        run.setdefault("clients_per_round", min(standard.run.clients_per_round, clients))
     decided = METHODS.get(str(filled.get("method", standard.method)))
     if decided is None or "layers" not in decided.settings.get("plan", {}):
         hidden = max(1, len(layer_map(model, layers).hidden))

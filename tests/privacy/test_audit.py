@@ -1,61 +1,146 @@
-"""The audit passes the code as it is, and catches every bug that is put into it."""
+"""The audit passes the code as it is, and catches every bug that is planted in it."""
 
 import math
-from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from audit_table import BASE, assembled, planted
 from fedp3 import config
-from fedp3.client.batching import LocalSettings
-from fedp3.client.step_source import Gradient
+from fedp3.core.errors import InputError
 from fedp3.core.randomness import Stream, layers_draw_from, stream
-from fedp3.core.types import Params
 from fedp3.data import from_tensors
-from fedp3.experiment.assemble import assemble_from
+from fedp3.experiment.assemble import Experiment, assemble_from
+from fedp3.privacy import clipping, requirements
 from fedp3.privacy import mechanism as seams
-from fedp3.privacy.audit import bounds
-from fedp3.privacy.audit.attacks import Finding, Subject, audit, sensitivity
-from fedp3.privacy.audit.neighbours import Bench, bench, tiny
-from fedp3.privacy.settings import Budget, Mechanism
+from fedp3.privacy.audit import audit as parts_table
+from fedp3.privacy.audit.audit import NAMES, audit
+from fedp3.privacy.audit.findings import LEVEL, MOST_FINDINGS, Finding
+from fedp3.privacy.audit.neighbours import Bench, bench, coins, tiny
+from fedp3.privacy.audit.releases import conservation
+from fedp3.privacy.audit.sensitivity import sensitivity
+from fedp3.privacy.settings import Mechanism
+from fedp3.runs.rehearsal import audit_subject
+from planted_bugs import BUGS, MORE_BUGS, _none_if_empty
 from worlds import world
 
-SUBJECT = Subject(
-    budget=Budget(
-        mechanism=Mechanism(clip=0.7, noise_multiplier=2.0, sample_rate=0.2, randomness="seeded"),
-        steps_per_task=10,
-        epsilon=8.0,
-        delta=1e-5,
-        allowed_steps=250,
-    ),
-    local=LocalSettings(steps=10),
-    others="freeze",
+CLIPPED = Mechanism(clip=0.7, noise_multiplier=2.0, sample_rate=0.2)
+
+
+def failed(experiment: Experiment, parts: tuple[str, ...] = NAMES, seed: int = 0) -> list[Finding]:
+    return [f for f in audit(audit_subject(experiment, seed), parts) if not f.passed]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        (),
+        pytest.param(("plan.others=noise", "privacy.randomness=seeded"), marks=pytest.mark.slow),
+    ],
 )
-
-
-def failed(subject: Subject, parts: str, runs: int = 90) -> list[Finding]:
-    return [f for f in audit(subject, parts, runs) if not f.passed]
-
-
-@pytest.mark.parametrize(("others", "parts"), [("freeze", "ABCDEFG"), ("noise", "ABCDG")])
-def test_the_code_as_it_is_passes(others: str, parts: str) -> None:
-    findings = audit(replace(SUBJECT, others=others), parts, runs=90)
-    assert {f.part for f in findings} == set(parts)
+def test_the_code_as_it_is_passes_every_part(settings: tuple[str, ...]) -> None:
+    findings = audit(audit_subject(assembled(*settings)))
+    assert {f.part for f in findings} == set(NAMES)
     assert not [f for f in findings if not f.passed]
+    assert len([f for f in findings if f.p_value is not None]) * LEVEL < 1e-4
+
+
+@pytest.mark.parametrize("name", [*BUGS, *MORE_BUGS])
+def test_a_planted_bug_is_caught_by(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bug = {**BUGS, **MORE_BUGS}[name]
+    experiment = planted(bug, monkeypatch)
+    findings = failed(experiment, bug.parts)
+    assert {f.part for f in findings} == set(bug.parts)
+    assert not [f.error for f in findings if f.error], "caught by what it does, not by a crash"
+
+
+# --------------------------------------------------------------------------- the audit itself
+
+
+def test_an_exception_in_a_part_is_a_failed_finding_and_the_other_parts_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr(seams, "private_batches", broken)
+    findings = audit(audit_subject(assembled()), ("sensitivity", "noise", "accountant"))
+    errors = {f.part: f.error for f in findings if not f.passed}
+    assert set(errors) == {"sensitivity", "noise"}
+    assert set(errors.values()) == {"ZeroDivisionError: float division by zero"}
+    assert [f for f in findings if f.part == "accountant"]
+
+
+def test_a_client_that_fails_in_a_rehearsal_is_a_failed_finding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("no gradient today")
+
+    monkeypatch.setattr(seams, "private_gradient", broken)
+    findings = failed(assembled(), ("charging", "releases"))
+    assert {f.part for f in findings} == {"charging", "releases"}
+    assert all("no gradient today" in f.error for f in findings)
+
+
+def test_a_step_without_noise_on_an_empty_batch_does_not_end_in_an_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(seams, "private_gradient", _none_if_empty)
+    assert not [f for f in audit(audit_subject(assembled())) if f.error]
+
+
+def test_parts_are_chosen_by_name_and_an_unknown_name_is_refused() -> None:
+    subject = audit_subject(assembled())
+    assert {f.part for f in audit(subject, ("independence",))} == {"independence"}
+    with pytest.raises(InputError, match="no part 'noisiness'"):
+        audit(subject, ("noisiness",))
+
+
+def test_the_audit_tells_which_part_runs() -> None:
+    told: list[str] = []
+    audit(audit_subject(assembled()), ("sampling", "accountant"), told.append)
+    assert told == ["sampling", "accountant"]
+
+
+def test_every_test_of_an_epsilon_states_which_epsilon_it_could_have_refuted() -> None:
+    names = ("distinguishing", "composition", "accountant")
+    findings = audit(audit_subject(assembled()), names)
+    tests = [f for f in findings if f.part in names[:2]]
+    assert tests and all(f.refutable is not None and f.refutable > f.high for f in tests)
+    assert [f for f in findings if f.part == "accountant" and f.refutable is not None]
+
+
+def test_an_audit_of_a_large_fleet_has_few_enough_findings() -> None:
+    subject = audit_subject(
+        assembled("model.name=resnet18", "model.norm=group", "partition.clients=40")
+    )
+    plans = subject.distinct_plans()
+    assert len(plans) <= parts_table.MOST_PLANS
+    # about thirty findings with a probability for each plan, whatever the number of tensors
+    assert 30 * (len(plans) + 2) < MOST_FINDINGS
+
+
+def test_the_plans_of_all_kinds_of_clients_are_audited() -> None:
+    subject = audit_subject(assembled("plan.layers=opu2"))
+    kinds = {tuple(plan.layers.items()) for plan in subject.plans}
+    audited = {tuple(plan.layers.items()) for plan in subject.distinct_plans()}
+    assert audited == kinds and len(kinds) > 2
+    assert 0 not in {plan.client for plan in subject.distinct_plans()}
+    places = {f.where for f in audit(subject, ("noise",))}
+    assert len(places) >= len(kinds) + 1
+
+
+# --------------------------------------------------------------------------- networks
 
 
 @pytest.mark.parametrize("kind", ["cnn", "groupnorm"])
-def test_the_net_of_a_run_is_audited_as_well(kind: str) -> None:
+def test_the_canary_reaches_the_clip_in_convolutional_networks(kind: str) -> None:
     w = world(kind, selector="neuron", physical=True)
-    network = bench(w.context, w.plans(others="freeze")[1], 6)
-    findings = [
-        f
-        for f in audit(replace(SUBJECT, own=network), "AB")
-        if f.what.endswith("in the run's network")
-    ]
-    assert len(findings) > 6 and all(f.passed for f in findings)
+    findings = sensitivity(bench(w.context, w.plans(others="freeze")[1], 6), CLIPPED)
+    assert len(findings) == 3 and all(f.passed for f in findings)
 
 
 @pytest.mark.parametrize("seed", range(12))
@@ -65,7 +150,7 @@ def test_the_canary_has_a_gradient_in_any_net(seed: int) -> None:
     with layers_draw_from(stream(seed, Stream.INIT)):
         initial = {n: 0.3 * torch.randn(v.shape) for n, v in w.W.items()}
     network = bench(replace(w.context, initial=initial), w.plans(others="freeze")[1], 6)
-    assert all(f.passed for f in sensitivity(network, 0.7))
+    assert all(f.passed for f in sensitivity(network, CLIPPED))
 
 
 class Drops(nn.Module):
@@ -76,287 +161,153 @@ class Drops(nn.Module):
         self.fc1, self.ffc = nn.Linear(16, 12), nn.Linear(12, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.ffc(
-            nn.functional.dropout(torch.relu(self.fc1(x.flatten(1))), 0.5, self.training)
-        )
+        hidden = torch.relu(self.fc1(x.flatten(1)))
+        return self.ffc(nn.functional.dropout(hidden, 0.5, self.training))
 
 
-def dropping(seed: int) -> Bench:
-    with layers_draw_from(stream(seed, Stream.INIT)):
-        net = Drops()
-    data = from_tensors(
-        torch.randn(80, 1, 4, 4, generator=stream(seed, Stream.AUDIT)), torch.arange(80) % 3
-    )
-    settings = [
+class Remembers(nn.Module):
+    """A network with a buffer that holds the mean of the last batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.ffc = nn.Linear(16, 12), nn.Linear(12, 3)
+        self.register_buffer("seen", torch.zeros(16))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training:
+            with torch.no_grad():
+                self.seen.copy_(x.detach().flatten(1).mean(0))
+        return self.ffc(torch.relu(self.fc1(x.flatten(1))))
+
+
+def experiment_of(net: nn.Module, seed: int = 0, *settings: str) -> Experiment:
+    """A run of this network on small images that are cropped and flipped at random."""
+    x = torch.randn(80, 1, 4, 4, generator=stream(seed, Stream.AUDIT))
+    data = replace(from_tensors(x, torch.arange(80) % 3), crop=1, flip=True)
+    always = (
         "partition.kind=iid",
         "partition.clients=4",
         "run.clients_per_round=0",
         "plan.layers=full",
         "prune.keep=1.0",
-    ]
-    e = assemble_from(config.parse({}, settings), net, replace(data, crop=1, flip=True))
+    )
+    return assemble_from(config.parse({}, [*always, *settings]), net, data)
+
+
+def dropping(seed: int) -> Bench:
+    with layers_draw_from(stream(seed, Stream.INIT)):
+        net = Drops()
+    e = experiment_of(net, seed)
     assert e.client.local.augment
     return bench(e.client, e.first_plans[0], 6)
 
 
 def test_a_net_with_dropout_on_cropped_images_passes() -> None:
-    findings = [
-        f
-        for f in audit(replace(SUBJECT, own=dropping(0)), "AB")
-        if f.what.endswith("in the run's network")
-    ]
-    assert len(findings) > 6 and all(f.passed for f in findings)
+    with layers_draw_from(stream(0, Stream.INIT)):
+        net = Drops()
+    experiment = experiment_of(net, 0, "privacy.enabled=true", "privacy.noise_multiplier=4")
+    assert not failed(experiment, ("sensitivity", "noise", "independence", "charging", "releases"))
 
 
 def test_a_draw_of_dropout_that_leaves_the_canary_no_gradient_is_drawn_anew(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     benches = [dropping(seed) for seed in range(40)]
+
+    def reaches_the_clip(b: Bench) -> bool:
+        return all(f.passed for f in sensitivity(b, Mechanism()))
+
     with monkeypatch.context() as m:
-        m.setattr("fedp3.privacy.audit.attacks.DRAWS", 1)
-        unlucky = [b for b in benches if not sensitivity(b, 1.0)[0].passed]
+        m.setattr("fedp3.privacy.audit.sensitivity.DRAWS", 1)
+        unlucky = [b for b in benches if not reaches_the_clip(b)]
     assert unlucky
-    assert all(sensitivity(b, 1.0)[0].passed for b in unlucky)
+    assert all(reaches_the_clip(b) for b in unlucky)
 
 
-# --------------------------------------------------------------------------- bugs, one by one
-
-fill, add, generator = seams.fill_with_noise, seams.add_clipped, seams.secret_generator
-gradient_of, batches_of = seams.private_gradient, seams.private_batches
-
-
-def noise_divided_by_b(out: Tensor, mechanism: Mechanism, rng: torch.Generator) -> None:
-    reduced = mechanism.noise_multiplier / (mechanism.sample_rate * 24)
-    fill(out, replace(mechanism, noise_multiplier=reduced), rng)
+def _accept_every_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Remove the refusals, and the proof without which ghost clipping is not used."""
+    monkeypatch.setattr(requirements, "check", lambda *arguments: None)
+    monkeypatch.setattr(requirements, "uses_ghost", lambda context: True)
+    monkeypatch.setattr(clipping, "per_record_graph", lambda net, x: net)
 
 
-def a_third_of_the_noise(out: Tensor, mechanism: Mechanism, rng: torch.Generator) -> None:
-    fill(out, replace(mechanism, noise_multiplier=mechanism.noise_multiplier / 3), rng)
+def test_a_buffer_that_leaves_without_noise_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such networks are refused, so that the refusal has to be removed to plant this bug."""
+    _accept_every_network(monkeypatch)
+    with layers_draw_from(stream(0, Stream.INIT)):
+        net = Remembers()
+    experiment = experiment_of(net, 0, "privacy.enabled=true", "privacy.noise_multiplier=4")
+    findings = failed(experiment, ("releases",))
+    assert not [f.error for f in findings if f.error]
+    (difference,) = [f for f in findings if "buffers" in f.what]
+    assert difference.measured > 1
 
 
-def no_noise(out: Tensor, mechanism: Mechanism, rng: torch.Generator) -> None:
-    out.zero_()
+class Mixes(nn.Module):
+    """A network that mixes its records, but only in batches of seven or more."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc1, self.ffc = nn.Linear(16, 12), nn.Linear(12, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = torch.relu(self.fc1(x.flatten(1)))
+        if len(x) >= 7:
+            hidden = hidden + hidden.mean(0)
+        return self.ffc(hidden)
 
 
-def one_tensor_without_noise(out: Tensor, mechanism: Mechanism, rng: torch.Generator) -> None:
-    if out.shape == (4, 8):
-        mechanism = replace(mechanism, noise_multiplier=0.0)
-    fill(out, mechanism, rng)
-
-
-def noise_where_it_was_zero_before(out: Tensor, mechanism: Mechanism, rng: torch.Generator) -> None:
-    """As if only coordinates with a gradient were noised: dead units would show."""
-    fill(out, mechanism, rng)
-    if out.dim() == 2:
-        out[0] = 0.0
-
-
-def batch_is_clipped(
-    out: Params,
-    net: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    W: Params,
-    masks: Params,
-    mechanism: Mechanism,
-) -> None:
-    total = {n: torch.zeros_like(w) for n, w in out.items()}
-    add(total, net, x, y, W, masks, replace(mechanism, clip=math.inf))
-    norm = torch.cat([w.flatten() for w in total.values()]).norm() / len(x)
-    for n, w in total.items():
-        out[n].add_(w, alpha=min(1.0, mechanism.clip / float(norm)))
-
-
-def tensors_are_clipped(
-    out: Params,
-    net: nn.Module,
-    x: Tensor,
-    y: Tensor,
-    W: Params,
-    masks: Params,
-    mechanism: Mechanism,
-) -> None:
-    for n in W:
-        add(
-            {n: out[n]},
-            net,
-            x,
-            y,
-            {n: W[n]},
-            {k: m for k, m in masks.items() if k == n},
-            replace(mechanism, ghost=False),
-        )
-
-
-def everybody_every_time(
-    samples: int, rate: float, steps: int, rng: torch.Generator
-) -> Iterator[Tensor]:
-    return (torch.arange(samples) for _ in range(steps))
-
-
-def shuffled_epochs(
-    samples: int, rate: float, steps: int, rng: torch.Generator
-) -> Iterator[Tensor]:
-    size = max(1, round(rate * samples))
-    for k in range(steps):
-        if k * size % samples < size:
-            order = torch.randperm(samples, generator=rng)
-        yield order[k * size % samples :][:size]
-
-
-def twice_the_sample_rate(
-    mechanism: Mechanism, local: LocalSettings, samples: int, seed: int, *address: int
-) -> Iterator[Tensor]:
-    more = replace(mechanism, sample_rate=2 * mechanism.sample_rate)
-    return batches_of(more, local, samples, seed, *address)
-
-
-def the_same_noise_again(
-    mechanism: Mechanism, use: Stream, seed: int, *address: int
-) -> torch.Generator:
-    if use is Stream.NOISE:
-        return torch.Generator().manual_seed(5)
-    return generator(mechanism, use, seed, *address)
-
-
-def seeded_only(leaked: Stream) -> Callable[..., torch.Generator]:
-    """A bug: what this stream draws comes from the run's seed, which the server knows."""
-
-    def seeded(mechanism: Mechanism, use: Stream, seed: int, *address: int) -> torch.Generator:
-        if use is leaked:
-            mechanism = replace(mechanism, randomness="seeded")
-        return generator(mechanism, use, seed, *address)
-
-    return seeded
-
-
-def others_without_noise(
-    mechanism: Mechanism, local: LocalSettings, samples: int, seed: int, *address: int
-) -> Gradient:
-    private = gradient_of(mechanism, local, samples, seed, *address)
-
-    def gradient(
-        net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params
-    ) -> tuple[float, list[Tensor]]:
-        loud = {n: w for n, w in W.items() if not n.startswith("0.")}
-        ok = x.isfinite().all(1)
-        loss = nn.functional.cross_entropy(net(x[ok]), y[ok])
-        plain = dict(zip(W, torch.autograd.grad(loss, list(W.values())), strict=True))
-        noisy = dict(
-            zip(
-                loud,
-                private(net, x, y, loud, {n: m for n, m in masks.items() if n in loud})[1],
-                strict=True,
-            )
-        )
-        return loss.item(), [noisy.get(n, plain[n]) for n in W]
-
-    return gradient
-
-
-BUGS: dict[str, tuple[Callable[..., object], str]] = {
-    "fedp3.privacy.mechanism.fill_with_noise:b": (noise_divided_by_b, "BC"),
-    "fedp3.privacy.mechanism.fill_with_noise:tensor": (one_tensor_without_noise, "B"),
-    "fedp3.privacy.mechanism.fill_with_noise:dead": (noise_where_it_was_zero_before, "B"),
-    "fedp3.privacy.mechanism.add_clipped:batch": (batch_is_clipped, "AC"),
-    "fedp3.privacy.mechanism.add_clipped:tensor": (tensors_are_clipped, "A"),
-    "fedp3.privacy.mechanism.poisson:all": (everybody_every_time, "E"),
-    "fedp3.privacy.mechanism.poisson:shuffled": (shuffled_epochs, "E"),
-    "fedp3.privacy.mechanism.private_batches:rate": (twice_the_sample_rate, "E"),
-    "fedp3.privacy.mechanism.secret_generator:again": (the_same_noise_again, "B"),
-}
-
-
-@pytest.mark.parametrize("place", BUGS)
-def test_a_bug_is_caught(place: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    bug, parts = BUGS[place]
-    monkeypatch.setattr(place.partition(":")[0], bug)
-    assert {f.part for f in failed(SUBJECT, parts)} == set(parts)
-
-
-@pytest.mark.parametrize("bug", [a_third_of_the_noise, no_noise, batch_is_clipped])
-def test_a_gross_bug_is_proven_by_a_test_of_two_neighbours(
-    bug: Callable[..., None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(seams, "add_clipped" if bug is batch_is_clipped else "fill_with_noise", bug)
-    assert {f.part for f in failed(SUBJECT, "D", runs=300)} == {"D"}
-
-
-@pytest.mark.parametrize(("leaked", "what"), [(Stream.AUGMENT, "crops"), (Stream.LAYER, "Dropout")])
-def test_crops_and_dropout_from_a_seed_are_caught(
-    leaked: Stream, what: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Seeded draws go by position: one more record would shift the crops of all after it."""
-    secret = replace(
-        SUBJECT,
-        budget=replace(
-            SUBJECT.budget, mechanism=replace(SUBJECT.budget.mechanism, randomness="os")
-        ),
-    )
-    assert not failed(secret, "B")
-    monkeypatch.setattr("fedp3.privacy.mechanism.secret_generator", seeded_only(leaked))
-    (finding,) = failed(secret, "B")
-    assert finding.what == f"share of an upload that repeats, by {what}"
-    assert finding.measured == 1.0
-
-
-def test_a_claim_of_subsampling_without_it_is_caught_by_attack_too(
+def test_a_net_that_mixes_records_in_larger_batches_only_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("fedp3.privacy.mechanism.poisson", everybody_every_time)
-    assert failed(SUBJECT, "F", runs=300)
+    _accept_every_network(monkeypatch)
+    with layers_draw_from(stream(0, Stream.INIT)):
+        net = Mixes()
+    experiment = experiment_of(net, 0, "privacy.enabled=true", "privacy.noise_multiplier=4")
+    findings = failed(experiment, ("sensitivity",))
+    assert findings and all(f.where.startswith("the run's network") for f in findings)
 
 
-def test_a_ledger_that_counts_rounds_is_caught() -> None:
-    rounds = replace(SUBJECT, budget=replace(SUBJECT.budget, steps_per_task=1))
-    (finding,) = failed(rounds, "G")
-    assert finding.measured == pytest.approx(10, rel=0.1)
+@pytest.mark.parametrize("compress", ["none", "fp16", "int8", "topk"])
+def test_uploads_and_what_compression_leaves_out_are_the_noised_gradients(compress: str) -> None:
+    experiment = assembled(f"upload.compress={compress}")
+    subject = audit_subject(experiment)
+    for plan in subject.distinct_plans():
+        own = bench(subject.context, plan, 4)
+        (finding,) = conservation(own, subject.budget.mechanism)
+        assert finding.passed
+        assert (compress in ("none", "topk")) == (finding.high < 0.01)
 
 
-def test_other_layers_that_train_without_noise_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fedp3.privacy.mechanism.private_gradient", others_without_noise)
-    findings = failed(replace(SUBJECT, others="noise"), "AB")
-    assert {f.what for f in findings} >= {
-        "over two steps, by little more than 2 C",
-        "variance of the noise on 0.weight",
-    }
-
-
-# --------------------------------------------------------------------------- bounds
-
-
-def test_bounds_are_those_of_the_textbook() -> None:
-    from scipy import stats
-
-    for k, n, p in ((3, 10, 0.2), (0, 50, 0.1), (50, 50, 0.9), (17, 40, 0.5)):
-        assert bounds.binomial_tail(k, n, p) == pytest.approx(stats.binom.sf(k - 1, n, p), rel=1e-9)
-    for errors, n in ((0, 75), (4, 100), (60, 100)):
-        assert bounds.rate_above(errors, n) == pytest.approx(
-            stats.beta.isf(bounds.ERROR_PROBABILITY, errors + 1, n - errors), rel=1e-6
-        )
-    for mu, epsilon in (
-        (1.0, 4.3766),
-        (4.0, 24.382),
-        (5.0, 33.10),
-        (8.0, 65.32),
-    ):  # with logarithms of the tail
-        assert bounds.gaussian_epsilon(mu, 1e-5) == pytest.approx(epsilon, rel=3e-4)
-
-
-def test_the_proven_epsilon_is_below_the_true_one_and_grows_with_the_runs() -> None:
-    rng = torch.Generator().manual_seed(0)
-
-    def proven(runs: int, mu: float) -> float:
-        scores = torch.randn(2, runs, generator=rng, dtype=torch.float64) + torch.tensor(
-            [[0.0], [mu]]
-        )
-        return bounds.gaussian_lower(*scores.tolist(), 1e-5)
-
-    assert proven(4000, 0.0) == 0.0
-    few, many = proven(300, 3.0), proven(6000, 3.0)
-    assert 0 < few < many < bounds.gaussian_epsilon(3.0, 1e-5)
+# --------------------------------------------------------------------------- made-up records
 
 
 def test_the_canary_is_the_only_difference_between_neighbours() -> None:
     b = tiny("freeze")
     assert torch.equal(b.with_canary[:-1], b.without[:-1]) and bool(b.without[-1].isnan().all())
+
+
+def test_uploads_of_one_hot_records_count_how_often_each_was_drawn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    drawn = [torch.tensor([0, 3]), torch.tensor([3]), torch.tensor([], dtype=torch.int64)]
+    monkeypatch.setattr(seams, "poisson", lambda samples, rate, steps, rng: iter(drawn))
+    noiseless = Mechanism(clip=0.1, noise_multiplier=0.0, sample_rate=0.5)
+    (upload,) = coins(5).update(noiseless, False, 3, lr=1e-3).values()
+    counts = upload.norm(dim=0) / noiseless.clip
+    assert torch.allclose(counts, torch.tensor([1.0, 0, 0, 2, 0]), atol=1e-3)
+
+
+def test_nothing_is_audited_without_ldp() -> None:
+    settings = [s for s in BASE if not s.startswith("privacy")]
+    from fedp3.experiment.assemble import assemble
+
+    with pytest.raises(InputError, match="nothing to audit"):
+        audit_subject(assemble(config.parse({}, settings)))
+
+
+def test_a_value_that_is_not_a_number_never_passes() -> None:
+    assert not Finding(part="noise", what="this", measured=math.nan).passed
+    assert not Finding(part="noise", what="this", measured=1.0, error="ValueError").passed
+    assert Finding(part="noise", what="this", measured=1.0, p_value=LEVEL).passed
+    assert not Finding(part="noise", what="this", measured=1.0, p_value=LEVEL / 2).passed

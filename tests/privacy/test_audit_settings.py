@@ -1,4 +1,4 @@
-"""The audit of a config's network: under any settings correct code passes and a bug fails."""
+"""The audit of a config: under any settings correct code passes and a bug fails."""
 
 from dataclasses import replace
 
@@ -10,10 +10,10 @@ from fedp3 import config
 from fedp3.experiment.assemble import assemble
 from fedp3.privacy import accountant
 from fedp3.privacy import mechanism as seams
-from fedp3.privacy.audit.attacks import Finding, attack_network
-from fedp3.privacy.audit.neighbours import bench
-from fedp3.privacy.mechanism import mechanism_of
+from fedp3.privacy.audit.audit import audit
+from fedp3.privacy.audit.findings import Finding
 from fedp3.privacy.settings import Mechanism
+from fedp3.runs.rehearsal import audit_subject
 
 BASE = ["privacy.enabled=true", "model.width=0.05", "run.rounds=5"]
 SETTINGS = [
@@ -36,23 +36,23 @@ SETTINGS = [
 ]
 
 
+PARTS = ("sensitivity", "noise", "independence", "charging", "releases")
+
+
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(accountant.ACCOUNTANTS, "PLD", accountant.rdp)
 
 
-def findings(settings: str) -> list[Finding]:
-    """What the audit finds in the config's network."""
-    e = assemble(config.parse({}, [*BASE, *settings.split()]))
-    mechanism = mechanism_of(e.client)
-    assert mechanism is not None
-    return attack_network(bench(e.client, e.first_plans[0], 6), mechanism)
+def findings(settings: str, parts: tuple[str, ...] = PARTS) -> list[Finding]:
+    """What the audit finds under these settings."""
+    return audit(audit_subject(assemble(config.parse({}, [*BASE, *settings.split()]))), parts)
 
 
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_correct_code_passes_under_any_settings(settings: str) -> None:
     checks = findings(settings)
-    assert {f.part for f in checks} == {"A", "B"}
+    assert {f.part for f in checks} == set(PARTS)
     assert not [f for f in checks if not f.passed]
 
 
@@ -71,4 +71,6 @@ def test_less_noise_and_more_of_a_record_fail_under_all_of_them(
 
     monkeypatch.setattr(seams, "fill_with_noise", quieter)
     monkeypatch.setattr(seams, "add_clipped", louder)
-    assert {f.part for f in findings(settings) if not f.passed} == {"A", "B"}
+    failed = [f for f in findings(settings, ("sensitivity", "noise")) if not f.passed]
+    assert {f.part for f in failed} == {"sensitivity", "noise"}
+    assert any(f.where.startswith("the run's network") for f in failed)

@@ -74,22 +74,53 @@ def test_a_config_without_ldp_has_nothing_to_audit(
     assert "nothing to audit" in output(["audit", str(tmp_path / "my.toml")], capsys, 2)
 
 
-def test_a_failed_audit_is_a_failed_command(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from fedp3.privacy.audit import attacks
+@pytest.fixture
+def private_config(tmp_path: Path) -> str:
+    path = tmp_path / "my.toml"
+    path.write_text("[model]\nwidth = 0.02\n[privacy]\nenabled = true\nnoise_multiplier = 2.0\n")
+    return str(path)
 
-    (tmp_path / "my.toml").write_text(
-        "[model]\nwidth = 0.02\n[privacy]\nenabled = true\nnoise_multiplier = 2.0\n"
-    )
-    good, bad = (
-        attacks.Finding(part="A", what="this", measured=1.0, low=0.9, high=1.1),
-        attacks.Finding(part="B", what="that", measured=2.0, low=0.9, high=1.1),
-    )
-    monkeypatch.setattr(attacks, "audit", lambda subject: [good])
-    assert "1 of 1 checks passed" in output(["audit", str(tmp_path / "my.toml")], capsys)
-    monkeypatch.setattr(attacks, "audit", lambda subject: [good, bad])
-    assert "do not release" in output(["audit", str(tmp_path / "my.toml")], capsys, 1)
+
+def test_an_audit_shows_its_parts_and_ends_with_the_next_command(
+    private_config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ["audit", private_config, "--only", "sensitivity, accountant", "--seed", "3"]
+    shown = output(arguments, capsys)
+    assert "sensitivity" in shown and "accountant" in shown and "sampling" not in shown
+    assert "could refute epsilon up to" in shown
+    assert "fedp3 run" in shown
+
+
+def test_an_audit_as_json_lists_every_finding(
+    private_config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = as_json(["audit", private_config, "--only", "sensitivity,noise"], capsys)
+    assert result["passed"] is True
+    assert {f["part"] for f in result["findings"]} == {"sensitivity", "noise"}
+    assert all(f["passed"] and f["error"] == "" for f in result["findings"])
+
+
+def test_a_failed_audit_is_a_failed_command(
+    private_config: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*arguments: object) -> None:
+        raise ZeroDivisionError("float division by zero")
+
+    monkeypatch.setattr("fedp3.privacy.mechanism.private_batches", broken)
+    with pytest.raises(SystemExit) as end:
+        main(["audit", private_config, "--only", "sampling"])
+    told = capsys.readouterr()
+    assert end.value.code == 1
+    assert "FAILED: ZeroDivisionError: float division by zero" in told.out
+    assert "auditing: sampling" in told.err and "do not release" in told.err
+    assert "Traceback" not in told.out + told.err
+
+
+def test_an_unknown_part_of_an_audit_is_refused(
+    private_config: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shown = output(["audit", private_config, "--only", "noisiness"], capsys, 2)
+    assert "no part 'noisiness'" in shown and "sensitivity" in shown
 
 
 # --------------------------------------------------------------------------- ledger and statement

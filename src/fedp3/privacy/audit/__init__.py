@@ -1,6 +1,9 @@
-"""Attacks on the code that runs under LDP.
+"""Attacks on the code that runs under LDP, over the whole life of a release.
 
-- `attacks`: what is measured, and the limits it must stay within.
+- `audit`: what is audited, and the table of parts.
+- `findings`: a check, and the probability that correct code fails it.
 - `neighbours`: neighbouring data sets, with and without one canary record.
-- `bounds`: the epsilon that a test of two neighbours proves.
+- `sensitivity`, `noise`, `sampling`, `distinguishing`: attacks on `local_update`.
+- `rehearsal`: whole runs on made-up records; `charging` and `releases` attack what leaves them.
+- `accounting`: the accountant against `bounds`, which are computed in another way.
 """
