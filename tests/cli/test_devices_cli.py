@@ -165,7 +165,7 @@ def test_wrong_input_exits_2_before_anything_is_measured_or_written(
 
 def test_the_files_and_commands_on_the_page_of_devices_work(fedp3, tmp_path):
     page = PAGE.read_text()
-    files = re.findall(r"`(\w+\.csv)`:\n\n```csv\n(.*?)```", page, re.S)
+    files = re.findall(r"`(\w+\.csv)`:\n\n```text\n(.*?)```", page, re.S)
     assert {name for name, _ in files} == {"fleet.csv", "bus.csv", "presence.csv"}
     for name, content in files:
         (tmp_path / name).write_text(content)

@@ -141,6 +141,11 @@ def test_a_hole_in_the_numbers_of_clients_is_refused(file):
     assert "no line for client 1" in listed[1]
 
 
+def test_a_client_with_two_lines_is_refused_even_if_the_first_is_wrong(file):
+    listed = refused(file("0,Pixel 3,-1,,,,", "0,Pixel 3,,,,,"))
+    assert listed[2] == "line 3: client 0 has line 2 already"
+
+
 @pytest.mark.parametrize(
     "header",
     ["client", "name,gflops", "client,name,speed", "client,name,name", "client;name", "0,Pixel 3"],

@@ -138,12 +138,12 @@ def fleet(
 
     if out is not None:
         _check_new(out, SUFFIX)
-    if clients is not None:
-        devices = make_fleet(_shares(spec) if "=" in spec else spec, clients, seed)
-    elif Path(spec).suffix.lower() == SUFFIX:
-        devices = read_fleet(Path(spec))
-    else:
+    if Path(spec).suffix.lower() == SUFFIX:
+        devices = read_fleet(Path(spec), clients)
+    elif clients is None:
         raise InputError("a fleet that is drawn needs --clients, the number of clients")
+    else:
+        devices = make_fleet(_shares(spec) if "=" in spec else spec, clients, seed)
     if out is not None:
         write_fleet(out, devices)
         terminal.note(f"wrote {out}")
