@@ -14,8 +14,19 @@ import fedp3
 ROOT = Path(fedp3.__file__).parent
 # A package imports only itself and packages before it in this line.
 PACKAGES = [
-    *("core", "data", "models", "planning", "messages", "client", "privacy", "costs", "server"),
-    *("methods", "config", "experiment", "node", "engines", "runs", "report", "deploy"),
+    *("core", "data", "models", "planning", "messages", "client", "privacy", "costs"),
+    *(
+        "devices",
+        "server",
+        "methods",
+        "config",
+        "experiment",
+        "node",
+        "engines",
+        "runs",
+        "report",
+        "deploy",
+    ),
     *("api", "cli"),
 ]
 # Files at the top of the package; everything else is in one of its packages.

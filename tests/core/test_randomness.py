@@ -28,6 +28,10 @@ TABLE = {
     "SKETCH": 12,
     "SIZES": 13,
     "THEORY": 14,
+    "AUDIT": 15,
+    "DEAL": 16,
+    "COMPRESS": 17,
+    "FLEET": 18,
 }
 addresses = st.tuples(
     st.integers(0, 2**32),

@@ -20,6 +20,7 @@ from fedp3.cli import (
     compare,
     data,
     demo,
+    devices,
     doctor,
     flower,
     init,
@@ -68,6 +69,7 @@ def command_line(offered: Iterable[EntryPoint]) -> typer.Typer:
     app.command("sweep")(sweep.sweep)
     app.command("compare")(compare.compare)
     app.add_typer(data.app, name="data")
+    app.add_typer(devices.app, name="devices")
     app.add_typer(privacy.app, name="privacy")
     app.command("audit")(audit.audit)
     app.add_typer(flower.app, name="flower")

@@ -56,6 +56,9 @@ class Stream(IntEnum):
     DEAL = 16
     # (round, client): stochastic rounding of uploads
     COMPRESS = 17
+    # (client): the device of a client, drawn from a fleet with a name
+    # (): which client has which device, for devices with given shares of the clients
+    FLEET = 18
 
 
 # The Mersenne Twister's words in the state of torch's CPU generator: their offset and number.

@@ -1,9 +1,14 @@
 """The capacity of each client's device: the share `keep` of a pruned layer that it can hold."""
 
 from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import torch
 
 from fedp3.core.errors import PlanError
 from fedp3.core.randomness import Stream, random_ranks, stream
+
+Class = TypeVar("Class")
 
 
 def capacities(
@@ -19,7 +24,8 @@ def capacities(
         seed: the run's seed.
     """
     if isinstance(keep, Mapping):
-        return _by_class_share(keep, clients, seed)
+        drawn = by_share(keep, clients, stream(seed, Stream.DEVICES))
+        return capacities(drawn, clients, seed)
     shares = [keep] if isinstance(keep, int | float) else keep
     classes = [float(share) for share in shares]
     invalid = [share for share in classes if not 0 < share <= 1]
@@ -35,22 +41,28 @@ def capacities(
     return tuple(classes[r * len(classes) // clients] for r in ranks)
 
 
-def _by_class_share(
-    class_shares: Mapping[float, float], clients: int, seed: int
-) -> tuple[float, ...]:
-    """Device classes with given shares of the clients, rounded to whole clients."""
+def by_share(
+    class_shares: Mapping[Class, float], clients: int, rng: torch.Generator
+) -> tuple[Class, ...]:
+    """The device class of every client.
+
+    Args:
+        class_shares: from device classes to their shares of the clients, which are rounded to whole
+            clients.
+        clients: the number of clients.
+        rng: draws which client belongs to which class.
+    """
     shares = list(class_shares.values())
     total = sum(shares)
     if not class_shares or abs(total - 1) > 1e-6:
         raise PlanError(f"the shares of the device classes add up to {total:g}, want 1")
-    in_order: list[float] = []
-    for k, keep in enumerate(class_shares):
+    in_order: list[Class] = []
+    for k, device_class in enumerate(class_shares):
         end = round(clients * sum(shares[: k + 1]) / total)
         size = end - len(in_order)
         if size == 0:
             raise PlanError(
-                f"no client of {clients} would be of device class {keep:g}; use more clients"
+                f"no client of {clients} would be of device class {device_class}; use more clients"
             )
-        in_order += [float(keep)] * size
-    ranks = random_ranks(clients, stream(seed, Stream.DEVICES))
-    return capacities([in_order[r] for r in ranks], clients, seed)
+        in_order += [device_class] * size
+    return tuple(in_order[r] for r in random_ranks(clients, rng))

@@ -1,0 +1,1 @@
+"""What the devices of a fleet can do: memory, speed, link and availability, and over which time."""

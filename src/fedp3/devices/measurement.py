@@ -1,0 +1,154 @@
+"""Measure this machine: speed of training, memory, disk, and the way to a server.
+
+Measurements describe a machine.  They enter a run only as numbers of a fleet file, which stays as
+it is, so that no result depends on a timing.
+"""
+
+import os
+import socket
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from fedp3.core.errors import InputError
+from fedp3.core.randomness import Stream, layers_draw_from, stream
+
+Clock = Callable[[], float]
+
+MEMINFO = Path("/proc/meminfo")
+BATCH = 32
+DISK_MB = 64
+CONNECTS = 5
+CONNECT_TIMEOUT = 5.0  # seconds
+
+
+def workload() -> tuple[nn.Module, Tensor]:
+    """The network that is trained, and a batch for it: two convolutions and two linear layers."""
+    rng = stream(0, Stream.INIT)
+    with layers_draw_from(rng):
+        net = nn.Sequential(
+            nn.Conv2d(3, 32, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Conv2d(32, 64, 3, padding=1),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+            nn.Flatten(),
+            nn.Linear(64 * 8 * 8, 128),
+            nn.ReLU(),
+            nn.Linear(128, 10),
+        )
+    return net, torch.randn(BATCH, 3, 32, 32, generator=rng)
+
+
+def step(net: nn.Module, batch: Tensor) -> None:
+    """One forward and backward pass."""
+    net.zero_grad()
+    net(batch).square().mean().backward()
+
+
+def step_flops(net: nn.Module, batch: Tensor) -> int:
+    """FLOPs of one step: two for each multiplication with a weight and its addition."""
+    with FlopCounterMode(display=False) as counter:
+        step(net, batch)
+    return int(counter.get_total_flops())
+
+
+def training_gflops(
+    seconds: float, repeats: int, clock: Clock = time.perf_counter
+) -> tuple[float, ...]:
+    """GFLOP/s of float32 training on one thread, once for each repeat.
+
+    Args:
+        seconds: the length of a repeat; it ends with the first step that ends later.
+        repeats: how often it is measured.
+        clock: returns the time in seconds.
+    """
+    net, batch = workload()
+    flops = step_flops(net, batch)
+    with _one_thread():
+        step(net, batch)  # the first step also allocates and chooses kernels
+        return tuple(
+            flops * _steps_a_second(net, batch, seconds, clock) / 1e9 for _ in range(repeats)
+        )
+
+
+def _steps_a_second(net: nn.Module, batch: Tensor, seconds: float, clock: Clock) -> float:
+    began = clock()
+    steps = 0
+    while True:
+        step(net, batch)
+        steps += 1
+        elapsed = clock() - began
+        if elapsed >= seconds:
+            return steps / elapsed
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Let torch compute on one thread, as the clients of a run do."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def total_memory_mb(meminfo: Path = MEMINFO) -> float:
+    """All memory of this machine in megabytes of 10^6 bytes, from the kernel's own account."""
+    try:
+        for line in meminfo.read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name == "MemTotal":
+                return int(rest.split()[0]) * 1024 / 1e6
+    except (OSError, ValueError, IndexError):
+        pass
+    raise InputError(
+        f"{meminfo} does not say how much memory this machine has; write its line of the fleet "
+        "file by hand"
+    )
+
+
+def disk_mb_per_second(folder: Path, clock: Clock = time.perf_counter) -> float:
+    """MB/s that are written to a file without a name in this folder, and synced to the disk."""
+    block = os.urandom(2**20)  # a disk that compresses must not gain from it
+    try:
+        with tempfile.TemporaryFile(dir=folder) as file:
+            began = clock()
+            for _ in range(DISK_MB):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+            return DISK_MB * len(block) / 1e6 / (clock() - began)
+    except OSError as error:
+        raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
+
+
+def parse_address(server: str) -> tuple[str, int]:
+    """Split HOST:PORT, where an IPv6 host is in brackets."""
+    host, _, port = server.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+        raise InputError(f"--server {server!r}: want HOST:PORT, as in 192.168.1.5:9092")
+    return host, int(port)
+
+
+def connect_seconds(host: str, port: int, clock: Clock = time.perf_counter) -> float | None:
+    """The median time to open a TCP connection, about one round trip; None if it fails."""
+    times = []
+    for _ in range(CONNECTS):
+        began = clock()
+        try:
+            with socket.create_connection((host, port), timeout=CONNECT_TIMEOUT):
+                times.append(clock() - began)
+        except OSError:
+            return None
+    return statistics.median(times)
