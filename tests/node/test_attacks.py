@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("flwr")
 
 from fedp3 import config
-from fedp3.core.types import ClientPlan, LayerPlan, Task
+from fedp3.core.types import ClientPlan, LayerPlan, Masks, Task
 from fedp3.engines.flower.client_app import client_app, configured_node
 from fedp3.engines.flower.records import (
     ABOUT,
@@ -27,7 +27,7 @@ from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.messages.codec import decode_update, encode_task
 from fedp3.node.context import Request
 from fedp3.node.records import read_marks
-from fedp3.planning.dispatch import global_tasks, training_tasks
+from fedp3.planning.dispatch import dispatch, global_tasks, training_tasks
 from fedp3.privacy.ledger import read
 from fedp3.privacy.mechanism import mechanism_of
 from fedp3.privacy.settings import Mechanism
@@ -49,6 +49,7 @@ LDP = [
     "privacy.epsilon=50.0",
     "privacy.randomness=os",
 ]
+AUTO_NOISE = ["privacy.enabled=true", "privacy.epsilon=2.0", "privacy.randomness=os"]
 PERSONAL = ["plan.head=personal"]
 POLICY = "[privacy]\nepsilon = 3.0\n"
 
@@ -160,6 +161,54 @@ def test_uploading_personal_layers_needs_explicit_consent(tmp_path: Path) -> Non
     assert head in allowed.update(allowed.tasks()).tensors
 
 
+def test_only_the_layers_of_the_clients_own_plan_are_uploaded(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    task, W = device.tasks(), device.experiment.start.W
+    assert set(task.plan.layers) - set(task.plan.uploaded), "the honest plan leaves a layer out"
+    everything = ClientPlan(0, {l: LayerPlan() for l in task.plan.layers})
+    greedy = replace(task, plan=everything, weights=W, masks=Masks())
+    assert "(plan)" in str(failure_in(device.send(greedy)))
+    device.update(task)
+
+
+def test_a_device_may_be_sent_less_of_a_pruned_layer_but_not_more(tmp_path: Path) -> None:
+    device = Device(tmp_path, "prune.keep=0.5")
+    e, answered = device.experiment, {}
+    for keep in (0.3, 0.5, 0.8):
+        layers = {
+            l: replace(p, keep=keep) if p.send == "pruned" else p
+            for l, p in e.first_plans[0].layers.items()
+        }
+        plan, spec = ClientPlan(0, layers), e.server.spec
+        ((weights, masks),) = dispatch(e.start.W, [plan], spec.layers, spec.pruning, 0, spec.seed)
+        task = Task(t=0, plan=plan, weights=weights, masks=masks)
+        answered[keep] = FAILURE not in device.send(task)
+    assert answered == {0.3: True, 0.5: True, 0.8: False}
+
+
+def test_rounds_that_the_config_does_not_have_are_refused(tmp_path: Path) -> None:
+    """With plan.redraw a server could otherwise choose the round in which it gets any layer."""
+    device = Device(tmp_path)
+    device.update(device.tasks(t=1))
+    for late in (device.tasks(t=2), device.tasks(t=3, kind="evaluate")):
+        assert "(plan)" in str(failure_in(device.send(late)))
+    device.update(device.tasks(t=2, kind="evaluate"))
+
+
+def test_a_withheld_layer_that_the_network_does_not_have_is_a_mistake(tmp_path: Path) -> None:
+    device = Device(tmp_path, policy='[layers]\nnever_leave = ["ffc", "head"]\n')
+    assert "(plan)" in str(failure_in(device.send(device.tasks(kind="evaluate"))))
+    assert "withholds 'head', and no layer" in device.log()
+
+
+def test_a_server_cannot_fill_the_disk_with_states(tmp_path: Path) -> None:
+    device = Device(tmp_path, *PERSONAL, policy="[runs]\nstored = 2\n")
+    replies = [device.send(device.tasks(), run=f"{k:032x}") for k in range(4)]
+    assert [FAILURE in reply for reply in replies] == [False, False, True, True]
+    assert "--clear states" in device.log()
+    device.update(device.tasks(t=1, state_from=0), run=f"{1:032x}")
+
+
 # --------------------------------------------------------------------------- H2 and H3: scores
 
 
@@ -179,7 +228,11 @@ def test_a_node_with_an_epsilon_gives_no_scores_unless_its_owner_says_so(tmp_pat
             assert not device.update(evaluation(device)).metrics, name
     open_device = Device(tmp_path / "open")
     assert open_device.update(evaluation(open_device)).metrics["tested"] > 0
-    consent = Device(tmp_path / "consent", *LDP, policy=POLICY + "[scores]\nenabled = true\n")
+    consent = Device(
+        tmp_path / "consent",
+        *LDP,
+        policy=POLICY + "[scores]\nenabled = true\n[split]\nown = true\n",
+    )
     assert consent.update(evaluation(consent)).metrics["tested"] > 0
 
 
@@ -269,9 +322,52 @@ def test_noise_that_breaks_the_runs_own_promise_is_refused(tmp_path: Path) -> No
     assert [c.noise_multiplier for c in read(tmp_path)] == [honest.noise_multiplier]
 
 
+@pytest.mark.filterwarnings("ignore")  # as on a node
+@pytest.mark.parametrize("first", [1e200, 1e160, 1e308, 1e7])
+def test_absurdly_much_noise_in_one_task_does_not_hide_what_others_cost(
+    first: float, tmp_path: Path
+) -> None:
+    """Squares of such numbers overflow; epsilon was then 0 for all tasks of the node's life."""
+    device = Device(tmp_path, *AUTO_NOISE, policy=POLICY)
+    honest = mechanism_of(device.experiment.client)
+    assert honest is not None
+    for noise in (first, 1e-3):
+        mechanism = replace(honest, noise_multiplier=noise)
+        assert FAILURE in device.send(device.tasks(), mechanism=mechanism)
+    assert not read(tmp_path)
+
+
+def test_a_run_has_one_noise_multiplier(tmp_path: Path) -> None:
+    device = Device(tmp_path, *AUTO_NOISE)
+    device.update(device.tasks())
+    honest = mechanism_of(device.experiment.client)
+    assert honest is not None
+    more = replace(honest, noise_multiplier=honest.noise_multiplier * 2)
+    assert "(privacy)" in str(failure_in(device.send(device.tasks(t=1), mechanism=more)))
+    device.update(device.tasks(t=1))
+
+
+@pytest.mark.parametrize("noise", ["auto", "0"])
+def test_clipping_without_noise_is_not_ldp_for_a_policy(noise: str, tmp_path: Path) -> None:
+    device = Device(
+        tmp_path,
+        "privacy.enabled=true",
+        "privacy.epsilon=inf",
+        f"privacy.noise_multiplier={noise}",
+        policy="[privacy]\nrequired = true\n",
+    )
+    assert "(privacy)" in str(failure_in(device.send(device.tasks())))
+
+
+def test_a_delta_of_the_policy_that_protects_no_record_is_refused(tmp_path: Path) -> None:
+    device = Device(tmp_path, *LDP, policy="[privacy]\nepsilon = 3.0\ndelta = 0.1\n")
+    assert "(privacy)" in str(failure_in(device.send(device.tasks())))
+    assert "delta 0.1 is not below" in device.log()
+
+
 def test_all_runs_together_stay_within_the_policy(tmp_path: Path) -> None:
     device = Device(tmp_path, *LDP, policy="[privacy]\nepsilon = 0.7\ndelta = 1e-3\n")
-    replies = [device.send(device.tasks(t=t), run=f"{t % 2:032x}") for t in range(12)]
+    replies = [device.send(device.tasks(t=k % 2), run=f"{k % 2:032x}") for k in range(12)]
     refused = [FAILURE in reply for reply in replies]
     paid = refused.index(True)
     assert 0 < paid < 12 and all(refused[paid:]) and len(read(tmp_path)) == paid
@@ -284,8 +380,77 @@ def test_a_lost_ledger_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
     (tmp_path / "ledger.jsonl").unlink()
     assert "(budget)" in str(failure_in(device.send(device.tasks(t=1))))
     assert "deleted, cut or replaced" in device.log()
-    (tmp_path / "trained").unlink()  # the state is what remains
+    (tmp_path / "trained").unlink()
+    assert "(budget)" in str(failure_in(device.send(device.tasks(t=1))))
+    (tmp_path / "node.json").unlink()  # the state is what remains
     assert "(state)" in str(failure_in(device.send(device.tasks(t=1, state_from=0))))
+
+
+def test_lost_marks_are_not_taken_for_new_ones(tmp_path: Path) -> None:
+    private = Device(tmp_path, *LDP)
+    private.update(private.tasks())
+    (tmp_path / "trained").unlink()
+    plain = Device(tmp_path, "run.seed=5")
+    assert "(budget)" in str(failure_in(plain.send(evaluation(plain))))
+    assert "marks the records that trained under LDP, is gone" in plain.log()
+
+
+def test_a_ledger_that_lost_its_scores_is_not_taken_for_a_new_one(tmp_path: Path) -> None:
+    device = Device(tmp_path, policy="[scores]\nlimit = 2\n")
+    device.update(evaluation(device))
+    first = (tmp_path / "ledger.jsonl").read_bytes()
+    device.update(evaluation(device))
+    for content in (first, b""):
+        (tmp_path / "ledger.jsonl").write_bytes(content)
+        assert "(budget)" in str(failure_in(device.send(evaluation(device))))
+
+
+@pytest.mark.parametrize("lost", ["append", "remember"])
+def test_a_crash_between_ledger_and_marks_leaves_no_record_unmarked(
+    lost: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    device = Device(tmp_path, *LDP)
+
+    def crash(*_: Any, **__: Any) -> Any:
+        raise OSError("power cut")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(f"fedp3.node.account.{lost}", crash)
+        assert FAILURE in device.send(device.tasks())
+    assert len(read_marks(tmp_path).ids) == len(device.experiment.shards[0].train)
+    charged = len(read(tmp_path))
+    device.update(device.tasks())  # the node goes on
+    assert len(read(tmp_path)) == charged + 1
+
+
+def test_a_node_that_had_a_policy_does_not_go_on_without_it(tmp_path: Path) -> None:
+    device = Device(tmp_path, policy=POLICY)
+    assert "(privacy)" in str(failure_in(device.send(device.tasks())))
+    (tmp_path / "policy.toml").rename(tmp_path / "policy.old")
+    assert "(setup)" in str(failure_in(device.send(device.tasks())))
+    assert "is gone, and this node had one" in device.log()
+    (tmp_path / "policy.old").rename(tmp_path / "policy.toml")
+    assert "(privacy)" in str(failure_in(device.send(device.tasks())))
+
+
+def test_a_node_that_lost_the_key_of_its_split_makes_no_other_split(tmp_path: Path) -> None:
+    device = Device(tmp_path, policy="[split]\nown = true\n")
+    tested = device.update(evaluation(device)).metrics["tested"]
+    key = (tmp_path / "split.key").read_bytes()
+    for lost in (b"", b"k" * 32):
+        (tmp_path / "split.key").write_bytes(lost)
+        assert "(setup)" in str(failure_in(device.send(evaluation(device))))
+    (tmp_path / "split.key").unlink()
+    assert "(setup)" in str(failure_in(device.send(evaluation(device))))
+    (tmp_path / "split.key").write_bytes(key)
+    assert device.update(evaluation(device)).metrics["tested"] == tested
+
+
+def test_scores_beside_an_epsilon_need_a_split_of_the_node(tmp_path: Path) -> None:
+    """Else one config scores records, exactly, on which another one trains later."""
+    device = Device(tmp_path, *LDP, policy=POLICY + "[scores]\nenabled = true\n")
+    assert "(setup)" in str(failure_in(device.send(evaluation(device))))
+    assert "own = true" in device.log()
 
 
 def test_a_run_without_ldp_is_refused_where_the_policy_needs_it(tmp_path: Path) -> None:

@@ -82,6 +82,12 @@ def test_a_split_follows_from_the_secret_of_the_node() -> None:
     assert 15 < sum(sizes) / 8 < 45
 
 
+def test_a_record_that_a_shard_names_twice_is_split_once() -> None:
+    twice = Shard(torch.arange(40), torch.arange(30, 60))
+    split = own_split(DATA, twice, KEY, 0.3)
+    assert sorted([*split.train.tolist(), *split.test.tolist()]) == list(range(60))
+
+
 # --------------------------------------------------------------------------- marks
 
 

@@ -192,3 +192,16 @@ def test_an_infinite_budget_needs_no_noise() -> None:
 def test_what_is_no_mechanism_has_no_epsilon(z: float, q: float, delta: float) -> None:
     with pytest.raises(InputError):
         accountant.epsilon({(z, q): 10}, delta, "RDP")
+
+
+@pytest.mark.filterwarnings("ignore")  # as on a node
+@pytest.mark.parametrize("name", ["PLD", "RDP"])
+@pytest.mark.parametrize("noise", [1e7, 1e100, 1e160, 1e200, 1e308])
+@pytest.mark.parametrize("rate", [0.1, 1.0])
+def test_steps_with_absurdly_much_noise_do_not_hide_what_others_cost(
+    name: str, noise: float, rate: float
+) -> None:
+    others = {(2.0, 0.1): 3}
+    alone = accountant.epsilon(others, 1e-5, name)
+    together = accountant.epsilon({**others, (noise, rate): 2}, 1e-5, name)
+    assert alone * 0.999 <= together <= alone * 1.01

@@ -35,7 +35,7 @@ def init(client: Client = None, folder: Folder = None) -> None:
     Example: fedp3 node init --client 0
     """
     from fedp3.core.files import write_atomic
-    from fedp3.node.folder import claim, client_of, default_folder, secret_key
+    from fedp3.node.folder import claim, client_of, default_folder, node_settings, secret_key
     from fedp3.node.policy import FILE, policy_text
 
     number = client_of({"partition-id": client})
@@ -46,6 +46,7 @@ def init(client: Client = None, folder: Folder = None) -> None:
         raise InputError(f"{path} exists; a policy is never overwritten: edit it")
     write_atomic(path, policy_text().encode())
     secret_key(place)
+    node_settings({"partition-id": number, "folder": str(place)})  # from now on it needs a policy
     terminal.line(f"wrote {path}; read it and change what you want")
     terminal.line(
         "next: flower-supernode ... --node-config "

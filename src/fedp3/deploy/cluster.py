@@ -2,7 +2,7 @@
 
     FOLDER/home/config.toml     the connection "up", for `FLWR_HOME=FOLDER/home flwr run APP up`
     FOLDER/tls/                 certificates and node keys, with TLS
-    FOLDER/nodes/               the nodes' states
+    FOLDER/nodes/client-<i>/    what node i stores
     FOLDER/*.log                the output of each process
 
 Without TLS, a SuperLink listens on loopback only, unless `--insecure` allows more.
@@ -171,7 +171,9 @@ def start_node(place: Place, i: int, extra: str = "") -> subprocess.Popen[bytes]
         command += ["--insecure"]
     command += ["--superlink", place.address]
     command += ["--host", "127.0.0.1", "--port", str(free_port("127.0.0.1"))]
-    node_config = f'partition-id={i} folder="{place.folder / "nodes"}" {extra}'.strip()
+    node_config = (
+        f'partition-id={i} folder="{place.folder / "nodes" / f"client-{i}"}" {extra}'.strip()
+    )
     command += ["--node-config", node_config]
     return start(place, f"node-{i}", command)
 

@@ -15,8 +15,8 @@ from fedp3.core.types import Task
 from fedp3.data import Dataset
 from fedp3.data.record_ids import record_ids
 from fedp3.data.shards import Shard
-from fedp3.node.folder import LOCK, NodeSettings
-from fedp3.node.records import Marks, read_marks, without_marked, write_marks
+from fedp3.node.folder import LOCK, NodeSettings, memory, remember
+from fedp3.node.records import FILE, Marks, read_marks, without_marked, write_marks
 from fedp3.node.refusal import RefusalCode, Refused
 from fedp3.privacy import accountant
 from fedp3.privacy.ledger import TEST, TRAINING, Charge, append, composed, new_charge, read
@@ -64,23 +64,25 @@ def charge_update(
         marks, charges = _read(node)
         earlier = [c for c in charges if c.account == TRAINING]
         of_run = [c for c in earlier if c.run == run]
+        drawn = {(c.noise_multiplier, c.sample_rate) for c in of_run}
+        if drawn - {(new.noise_multiplier, new.sample_rate)}:
+            raise Refused(RefusalCode.PRIVACY, "the noise of a run changed after it was begun")
         promised = accountant.epsilon(composed([*of_run, new]), settings.delta)
-        if promised > settings.epsilon * ROUNDING:
+        if not promised <= settings.epsilon * ROUNDING:
             raise Refused(
                 RefusalCode.BUDGET,
                 f"with this task the run would have cost epsilon {promised:.3f} at delta "
                 f"{settings.delta:g}, and it promises {settings.epsilon:g}",
             )
         after = accountant.epsilon(composed([*earlier, new]), policy.delta)
-        if after > policy.epsilon:
+        if not after <= policy.epsilon:
             raise Refused(
                 RefusalCode.BUDGET,
                 f"epsilon would be {after:.3f} at delta {policy.delta:g} over all runs; the policy "
                 f"allows {policy.epsilon:g}",
             )
-        anchor = append(node.folder, [replace(new, epsilon=_finite(after))])
         trained = marks.ids | set(record_ids(data, shard.train))
-        write_marks(node.folder, Marks(anchor, trained))
+        _write(node, replace(new, epsilon=_finite(after)), marks, trained)
 
 
 def allowed_scores(
@@ -116,9 +118,9 @@ def allowed_scores(
         marks, charges = _read(node)
         earlier = [c for c in charges if c.account == TEST]
         after = accountant.epsilon(composed([*earlier, new]), node.policy.privacy.delta)
-        if len(earlier) >= policy.limit or after > policy.epsilon:
+        if len(earlier) >= policy.limit or not after <= policy.epsilon:
             return None
-        append(node.folder, [replace(new, epsilon=_finite(after))])
+        _write(node, replace(new, epsilon=_finite(after)), marks, marks.ids)
     return without_marked(data, shard, marks.ids)
 
 
@@ -139,12 +141,29 @@ def noisy_scores(metrics: Mapping[str, float], noise_multiplier: float) -> dict[
 
 
 def _read(node: NodeSettings) -> tuple[Marks, list[Charge]]:
-    """Marks and charges that belong together."""
+    """Marks and charges that belong together; a lost file is not taken for a new one."""
     try:
         marks = read_marks(node.folder)
-        return marks, read(node.folder, marks.anchor)
+        charges = read(node.folder, marks.anchor)
     except RunError as error:
         raise Refused(RefusalCode.BUDGET, str(error)) from None
+    lost = None
+    if charges and not (node.folder / FILE).exists():
+        lost = f"{node.folder / FILE}, which marks the records that trained under LDP"
+    elif not charges and memory(node.folder).get("charged"):
+        lost = f"the ledger in {node.folder}"
+    if lost:
+        raise Refused(RefusalCode.BUDGET, f"{lost}, is gone; restore it before anything is spent")
+    return marks, charges
+
+
+def _write(node: NodeSettings, charge: Charge, marks: Marks, ids: frozenset[bytes]) -> None:
+    """Store a charge and marks, so that a crash in between leaves marks too many, not too few."""
+    if ids != marks.ids or not (node.folder / FILE).exists():
+        write_marks(node.folder, Marks(marks.anchor, ids))
+    anchor = append(node.folder, [charge])
+    write_marks(node.folder, Marks(anchor, ids))
+    remember(node.folder, charged=True)
 
 
 def _finite(epsilon: float) -> float | None:

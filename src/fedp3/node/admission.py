@@ -12,18 +12,20 @@ from fnmatch import fnmatchcase
 
 from fedp3.client.context import ClientContext
 from fedp3.config import Config
-from fedp3.core.types import Layer, LayerMap, Task
+from fedp3.core.types import Layer, LayerMap, LayerPlan, Task
 from fedp3.data.shards import Shard
 from fedp3.node.account import allowed_scores, charge_update
 from fedp3.node.context import NodeContext, Request
-from fedp3.node.folder import NodeSettings, secret_key
+from fedp3.node.folder import NodeSettings, secret_key, stored_runs
 from fedp3.node.permits import check_permit
 from fedp3.node.policy import Policy
 from fedp3.node.records import own_split
 from fedp3.node.refusal import RefusalCode, Refused
-from fedp3.planning.client_plans import possible_layer_plans
+from fedp3.planning.capacities import capacities
+from fedp3.planning.client_plans import client_plans
 from fedp3.planning.dispatch import scored_layer_plan
 from fedp3.privacy.mechanism import PrivateSteps
+from fedp3.privacy.requirements import NOISE_MULTIPLIERS
 from fedp3.privacy.settings import AUTO, Mechanism, PrivacySettings
 
 
@@ -73,6 +75,9 @@ def refused_configs(policy: Policy, config: Config) -> Iterator[tuple[RefusalCod
     privacy = config.privacy
     if policy.privacy.needs_ldp and not privacy.enabled:
         yield RefusalCode.PRIVACY, "the policy allows training under LDP only, and this has none"
+    silent = math.isinf(privacy.epsilon) and privacy.noise_multiplier in (AUTO, 0)
+    if policy.privacy.needs_ldp and privacy.enabled and silent:
+        yield RefusalCode.PRIVACY, "the policy needs LDP, and this config only clips: no noise"
     if privacy.enabled and privacy.randomness != "os":
         yield (
             RefusalCode.PRIVACY,
@@ -99,9 +104,13 @@ def check_mechanism(mechanism: Mechanism | None, settings: PrivacySettings) -> N
     noise = mechanism.noise_multiplier
     if settings.noise_multiplier not in (AUTO, noise):
         raise Refused(RefusalCode.PRIVACY, "the task has another noise multiplier than the config")
-    enough = noise > 0 or math.isinf(settings.epsilon)
-    if not (math.isfinite(noise) and noise >= 0 and enough):
-        raise Refused(RefusalCode.PRIVACY, f"a noise multiplier of {noise:g} adds no noise")
+    if noise == 0 and math.isinf(settings.epsilon):
+        return
+    low, high = NOISE_MULTIPLIERS
+    if not low <= noise <= high:
+        raise Refused(
+            RefusalCode.PRIVACY, f"a noise multiplier is from {low:g} to {high:g}, got {noise:g}"
+        )
 
 
 def check_task(node: NodeSettings, holding: NodeContext, task: Task) -> None:
@@ -111,7 +120,7 @@ def check_task(node: NodeSettings, holding: NodeContext, task: Task) -> None:
             RefusalCode.MESSAGE,
             f"a task for client {task.plan.client} reached client {node.client}",
         )
-    for reason in _impossible(holding.config, holding.context.layers, task):
+    for reason in _impossible(holding.config, node.client, holding.context.layers, task):
         raise Refused(RefusalCode.PLAN, reason)
     for layer in _withheld(node.policy, holding.context.layers):
         if task.plan.layers[layer].upload != "none" and task.kind == "train":
@@ -131,42 +140,84 @@ def check_task(node: NodeSettings, holding: NodeContext, task: Task) -> None:
         )
 
 
-def _impossible(config: Config, layers: LayerMap, task: Task) -> Iterator[str]:
-    """What the plan of a task asks for that this config's plans never do."""
+def _impossible(config: Config, client: int, layers: LayerMap, task: Task) -> Iterator[str]:
+    """What a task asks for that this config's plan of this client and round does not.
+
+    The node computes its plan itself: it depends on the config alone.  A server may prune more
+    than the plan says, because a device of less capacity needs that.
+    """
+    rounds = config.run.rounds
+    if task.t > rounds or (task.t == rounds and task.kind == "train"):
+        yield f"the task is of round {task.t + 1}, and this config has {rounds}"
+        return
+    assert not isinstance(config.prune.keep, str)  # a keep file is read together with the config
+    keep = capacities(config.prune.keep, config.partition.clients, config.run.seed)
+    (plan,) = client_plans(config.plan, layers, keep, config.run.seed, task.t, [client])
     for l, p in task.plan.layers.items():
-        possible = possible_layer_plans(config.plan, head=l == layers.head)
+        planned = plan.layers[l]
+        allowed = [planned]
         if task.kind == "evaluate":
-            possible |= {replace(scored_layer_plan(q), keep=1.0) for q in possible}
-        if replace(p, keep=1.0) not in possible:
+            allowed.append(scored_layer_plan(planned))
+        if not any(_asks_no_more(p, other) for other in allowed):
             yield (
-                f"the plan of {l} (send {p.send}, train {p.train}, upload {p.upload}) is none that "
-                "this config makes"
+                f"the plan of {l} (send {p.send}, keep {p.keep:g}, train {p.train}, upload "
+                f"{p.upload}) is not the one that this config makes"
             )
 
 
+def _asks_no_more(p: LayerPlan, planned: LayerPlan) -> bool:
+    return replace(p, keep=planned.keep) == planned and p.keep <= planned.keep
+
+
 def _withheld(policy: Policy, layers: LayerMap) -> list[Layer]:
-    patterns = policy.layers.never_leave
-    return [l for l in layers.layers if any(fnmatchcase(l, pattern) for pattern in patterns)]
+    """The layers that the policy withholds; a name that no layer has is a mistake in the policy."""
+    withheld = []
+    for pattern in policy.layers.never_leave:
+        matching = [l for l in layers.layers if fnmatchcase(l, pattern)]
+        if not matching:
+            raise Refused(
+                RefusalCode.PLAN,
+                f"the policy withholds {pattern!r}, and no layer of this network has that name: "
+                f"{', '.join(layers.layers)}",
+            )
+        withheld += matching
+    return withheld
+
+
+def check_room(node: NodeSettings, run: str) -> None:
+    """Refuse a new run where the node stores states of as many runs as its policy allows."""
+    stored, limit = stored_runs(node.folder), node.policy.runs.stored
+    if run not in stored and len(stored) >= limit:
+        raise Refused(
+            RefusalCode.CAPACITY,
+            f"this node stores states of {len(stored)} runs, and the policy allows {limit}; delete "
+            "old ones with: fedp3 node caches --clear states",
+        )
 
 
 def admit(node: NodeSettings, holding: NodeContext, request: Request, task: Task) -> Admitted:
     """Check a task, charge what it will release, and return what is done for it.
 
+    The message that carried the task has passed `check_message`.
+
     Raises:
         Refused: nothing is done and nothing was charged.
     """
-    check_message(node, holding.config, request)
     check_task(node, holding, task)
+    if task.kind == "train":
+        check_room(node, request.run)
     context, shard = holding.context, shard_of(node, holding)
     mechanism = request.mechanism
     if mechanism is not None:
         mechanism = replace(mechanism, ghost=holding.ghost)
         context = replace(context, stacked=False, steps=PrivateSteps(mechanism))
         settings = holding.config.privacy
-        if settings.delta * max(len(shard.train), 1) >= 1:
+        policy, delta = node.policy.privacy, settings.delta
+        if math.isfinite(policy.epsilon):
+            delta = max(delta, policy.delta)
+        if delta * max(len(shard.train), 1) >= 1:
             raise Refused(
-                RefusalCode.PRIVACY,
-                f"delta {settings.delta:g} is not below 1 / {len(shard.train)} records",
+                RefusalCode.PRIVACY, f"delta {delta:g} is not below 1 / {len(shard.train)} records"
             )
         if task.kind != "evaluate":
             steps = mechanism.steps_per_task(context.local)

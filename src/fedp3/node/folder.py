@@ -1,6 +1,6 @@
 """Where a node stores everything, and whose folder it is.
 
-FOLDER/node.json         which client this folder belongs to
+FOLDER/node.json         which client this folder belongs to, and which files it must have
 FOLDER/policy.toml       what the owner allows
 FOLDER/split.key         the secret of the node's own split
 FOLDER/ledger.jsonl      charges over all runs
@@ -11,6 +11,7 @@ FOLDER/runs/<run>/       states of rounds, see `states`
 """
 
 import contextlib
+import hashlib
 import os
 import secrets
 import shutil
@@ -18,6 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from fedp3.core.errors import InputError
 from fedp3.core.files import locked, read_json, write_atomic, write_json
@@ -28,6 +30,7 @@ NodeConfig = Mapping[str, object]  # the keys of `flower-supernode --node-config
 MOVED = ("epsilon", "delta", "scores")  # node-config keys of 0.1.0.dev that the policy replaced
 LOCK = ".lock"
 LOG_LINES = 200  # of the log of refusals that are kept
+KEPT_TASK = 100_000_000  # bytes of the largest refused task that is stored
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,11 +64,23 @@ def node_settings(node: NodeConfig) -> NodeSettings:
         raise InputError(f"--node-config policy={path}: there is no such file")
     claim(folder, client)
     return NodeSettings(
-        client=client,
-        folder=folder,
-        policy=load_policy(path) if path.exists() else Policy(),
-        capacity=capacity_of(node),
+        client=client, folder=folder, policy=_policy(folder, path), capacity=capacity_of(node)
     )
+
+
+def _policy(folder: Path, path: Path) -> Policy:
+    """The policy of a node: a node that had one does not go on without it."""
+    if not path.exists():
+        if memory(folder).get("policy"):
+            raise InputError(
+                f"the policy {path} is gone, and this node had one; restore it, name it with "
+                "--node-config 'policy=\"...\"', or write a new one with: fedp3 node init"
+            )
+        return Policy()
+    if not memory(folder).get("policy"):
+        with locked(folder, LOCK, wait=True):
+            remember(folder, policy=True)
+    return load_policy(path)
 
 
 def client_of(node: NodeConfig) -> int:
@@ -105,12 +120,13 @@ def claim(folder: Path, client: int) -> None:
     Ledger and marks belong to the records of one device.  Two nodes that shared them would spend
     each other's budget, and a device that came back under another number would begin a new one.
     """
-    path = folder / "node.json"
-    if not path.exists():
+    if not memory(folder):
+        with contextlib.suppress(OSError):  # `locked` says what is wrong
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # personal layers are stored here
         with locked(folder, LOCK, wait=True):
-            if not path.exists():
-                write_json(path, {"client": client})
-    owner = read_json(path).get("client")
+            if not memory(folder):
+                remember(folder, client=client)
+    owner = memory(folder).get("client")
     if owner != client:
         raise InputError(
             f"{folder} belongs to client {owner}, and this node is client {client}; "
@@ -118,15 +134,40 @@ def claim(folder: Path, client: int) -> None:
         )
 
 
-def secret_key(folder: Path, name: str = "split.key") -> bytes:
-    """A random secret of this node, made at the first use."""
-    path = folder / name
-    if not path.exists():
+def memory(folder: Path) -> dict[str, Any]:
+    """What a node remembers of its own files, so that a lost one is not taken for a new one."""
+    path = folder / "node.json"
+    return read_json(path) if path.exists() else {}
+
+
+def remember(folder: Path, **facts: object) -> None:
+    """Add to what a node remembers; the caller holds the lock of the folder."""
+    known = memory(folder)
+    if any(known.get(name) != value for name, value in facts.items()):
+        write_json(folder / "node.json", known | facts)
+
+
+def secret_key(folder: Path) -> bytes:
+    """The random secret of this node's split, made at the first use.
+
+    Another key would be another split, in which records that were scored train.
+    """
+    path = folder / "split.key"
+    known = memory(folder).get("split_key")
+    if known is None:
         with locked(folder, LOCK, wait=True):
             if not path.exists():
                 write_atomic(path, secrets.token_bytes(32))
                 path.chmod(0o600)
-    return path.read_bytes()
+            known = hashlib.sha256(path.read_bytes()).hexdigest()
+            remember(folder, split_key=known)
+    key = path.read_bytes() if path.exists() else b""
+    if hashlib.sha256(key).hexdigest() != known:
+        raise InputError(
+            f"{path} is gone or was replaced, and with another key the node would split its "
+            "records differently; restore it, or give the node a new folder and new records"
+        )
+    return key
 
 
 # --------------------------------------------------------------------------- what can be looked at
@@ -135,7 +176,8 @@ def secret_key(folder: Path, name: str = "split.key") -> bytes:
 def log_refusal(folder: Path, code: str, text: str) -> None:
     """Write down why a message was refused; the oldest lines are dropped."""
     path = folder / "refusals.log"
-    line = f"{datetime.now(UTC).isoformat(timespec='seconds')} {code}: {' '.join(text.split())}"
+    printable = "".join(c if c.isprintable() else "?" for c in " ".join(text.split()))
+    line = f"{datetime.now(UTC).isoformat(timespec='seconds')} {code}: {printable}"
     with contextlib.suppress(Exception), locked(folder, ".refusals", wait=True):
         lines = path.read_text().splitlines() if path.exists() else []
         write_atomic(path, "\n".join([*lines[1 - LOG_LINES :], line, ""]).encode())
@@ -143,8 +185,15 @@ def log_refusal(folder: Path, code: str, text: str) -> None:
 
 def keep_refused_task(folder: Path, frame: bytes) -> None:
     """Store a task that was refused, so that the owner can look at it."""
+    if len(frame) > KEPT_TASK:
+        return
     with contextlib.suppress(Exception):  # a full disk must not turn a refusal into something else
         write_atomic(folder / "refused.task", frame)
+
+
+def stored_runs(folder: Path) -> set[str]:
+    """The runs whose states this node stores."""
+    return {path.name for path in (folder / "runs").glob("*")}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

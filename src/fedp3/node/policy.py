@@ -41,6 +41,12 @@ class RunsPolicy:
         ge=0,
         description="refuse larger tasks, in MB; 0 allows what the network can fill",
     )
+    stored: int = Field(
+        default=100,
+        ge=0,
+        description="number of runs whose states this node stores, such as personal layers; once "
+        "there are so many, it refuses new runs",
+    )
 
 
 @dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
@@ -164,7 +170,7 @@ def load_policy(path: Path) -> Policy:
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"the policy {path} is not TOML: {error}") from None
     try:
-        return ADAPTER.validate_python(tables)
+        policy = ADAPTER.validate_python(tables)
     except ValidationError as error:
         lines = [
             f"  [{'] '.join(map(str, e['loc'][:2]))}: {e['msg'].lower()}, got {e['input']!r:.60}"
@@ -172,6 +178,13 @@ def load_policy(path: Path) -> Policy:
         ]
         text = "\n".join(lines)
         raise InputError(f"the policy {path} has mistakes:\n{text}") from None
+    if policy.privacy.needs_ldp and policy.scores.enabled is True and not policy.split.own:
+        raise InputError(
+            f"the policy {path} has a mistake: with [scores] enabled and training under LDP only, "
+            "the node must split its records itself, or one config could score records that "
+            "another one trains on; set [split] own = true"
+        )
+    return policy
 
 
 def policy_text(policy: Policy = CAREFUL) -> str:

@@ -31,7 +31,9 @@ def own_split(data: Dataset, shard: Shard, key: bytes, test_share: float) -> Sha
         key: the node's secret, without which nobody can predict which records are tested.
         test_share: the expected share of test records.
     """
-    everything = torch.cat([shard.train, shard.test]).sort().values
+    everything = torch.tensor(
+        sorted({*shard.train.tolist(), *shard.test.tolist()}), dtype=torch.int64
+    )  # each once: a record that trained twice would count twice
     ids = record_ids(data, everything, key)
     limit = int(test_share * (1 << 64))
     test = torch.tensor([int.from_bytes(i[:8]) < limit for i in ids], dtype=torch.bool)

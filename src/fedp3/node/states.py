@@ -44,7 +44,7 @@ def load_state(folder: Path, key: StateKey, task: Task) -> ClientState | None:
     if task.kind == "train":
         for other in home.glob("state-*.safetensors"):
             if other != path:
-                other.unlink()
+                other.unlink(missing_ok=True)  # another message may have deleted it
     return state
 
 

@@ -61,18 +61,6 @@ OTHERS: Mapping[str, LayerPlan] = {
 }
 
 
-def possible_layer_plans(settings: PlanSettings, *, head: bool) -> frozenset[LayerPlan]:
-    """Every plan of one layer that these settings can make, with `keep` left at 1.
-
-    Args:
-        settings: the run's `[plan]`.
-        head: whether the layer is the head, whose plan is always the same.
-    """
-    if head:
-        return frozenset([HEADS[settings.head]])
-    return frozenset([LayerPlan(), _outside(settings, 1.0)])
-
-
 def _outside(settings: PlanSettings, share: float) -> LayerPlan:
     """The plan of a layer outside L_i at a device that can hold this share of it."""
     other = OTHERS[settings.others]

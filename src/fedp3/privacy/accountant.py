@@ -40,6 +40,9 @@ LARGE_EPSILON = 150.0
 TINY_NOISE = 0.05
 # Above this number of steps RDP is used alone: composing loss distributions would take minutes.
 MAX_PLD_STEPS = 1_000_000
+# More noise is counted as this much, which only makes the bound larger: above 1e154 its square
+# overflows.  What anybody draws is below 1e5.
+LARGEST_NOISE = 1e6
 UNLIMITED_STEPS = 1 << 62  # stands for "as many steps as wanted"
 FINEST_GRID = 1e-5  # the smallest grid interval of a loss distribution
 ORDERS = 1 + np.geomspace(0.03, 2000, 120)  # the orders α that are tried
@@ -59,6 +62,7 @@ def epsilon(spent: Spent, delta: float, accountant: str = "PLD") -> float:
         return 0.0
     if any(z == 0 for z, _, _ in steps):
         return math.inf
+    steps = tuple((min(z, LARGEST_NOISE), q, k) for z, q, k in steps)
     return pick(ACCOUNTANTS, accountant, "accountant")(steps, delta)
 
 
@@ -120,7 +124,8 @@ def _offsets(delta: float) -> npt.NDArray[np.float64]:
 def rdp(steps: Steps, delta: float) -> float:
     """Epsilon by Rényi divergences: an upper bound that needs no further package."""
     total = sum(k * _renyi(z, q) for z, q, k in steps)
-    return float(max(0.0, np.min(total + _offsets(delta))))
+    bound = float(np.min(total + _offsets(delta)))
+    return math.inf if math.isnan(bound) else max(0.0, bound)  # what is unknown has no bound
 
 
 @lru_cache(maxsize=64)

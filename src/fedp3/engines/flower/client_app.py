@@ -46,7 +46,7 @@ from fedp3.experiment.assemble import (
 )
 from fedp3.messages.codec import decode_task, encode_update, room_for
 from fedp3.node.account import noisy_scores
-from fedp3.node.admission import admit, check_config, shard_of
+from fedp3.node.admission import admit, check_config, check_message, shard_of
 from fedp3.node.context import NodeContext
 from fedp3.node.folder import (
     NodeSettings,
@@ -229,9 +229,9 @@ def _refuse(error: Exception, context: Context) -> RecordDict:
         text = f"{type(error).__name__}: {error}"
     log(logging.WARNING, "refused (%s): %s", code, text)
     try:
-        reveal = settings_of(context.node_config).policy.errors.reveal
         log_refusal(folder_of(context.node_config), code, text)
-    except FedP3Error:  # the settings themselves are what is wrong
+        reveal = settings_of(context.node_config).policy.errors.reveal
+    except Exception:  # the settings themselves are what is wrong, or the folder
         reveal = False
     return failure(text) if reveal else refusal(code)
 
@@ -279,6 +279,7 @@ def _answer_task(load_node: LoadNode, message: Message, context: Context) -> Rec
     node, holding = settings_of(context.node_config), load_node(context)
     request = request_of(message.content)
     try:
+        check_message(node, holding.config, request)
         task = _read_task(message.content, holding.context)
         admitted = admit(node, holding, request, task)
     except FedP3Error:
