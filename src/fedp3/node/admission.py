@@ -24,6 +24,7 @@ from fedp3.node.refusal import RefusalCode, Refused
 from fedp3.planning.capacities import capacities
 from fedp3.planning.client_plans import client_plans
 from fedp3.planning.dispatch import scored_layer_plan
+from fedp3.planning.prune_settings import SELECTORS
 from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.requirements import NOISE_MULTIPLIERS
 from fedp3.privacy.settings import AUTO, Mechanism, PrivacySettings
@@ -151,7 +152,9 @@ def _impossible(config: Config, client: int, layers: LayerMap, task: Task) -> It
         yield f"the task is of round {task.t + 1}, and this config has {rounds}"
         return
     assert not isinstance(config.prune.keep, str)  # a keep file is read together with the config
-    keep = capacities(config.prune.keep, config.partition.clients, config.run.seed)
+    dealt = SELECTORS.pick(config.prune.selector).deals  # then a share depends on who takes part
+    share = 1.0 if dealt else config.prune.keep
+    keep = capacities(share, config.partition.clients, config.run.seed)
     (plan,) = client_plans(config.plan, layers, keep, config.run.seed, task.t, [client])
     for l, p in task.plan.layers.items():
         planned = plan.layers[l]
