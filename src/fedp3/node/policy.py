@@ -84,7 +84,8 @@ class ScoresPolicy:
         default=0.0,
         ge=0,
         description="standard deviation of the noise on the number of correct answers; with noise, "
-        "no test loss is returned and epsilon below is counted; 0 means exact scores",
+        "no test loss is returned and epsilon below is counted; 0 means exact scores; the number "
+        "of test records is always exact",
     )
     epsilon: float = Field(
         default=math.inf,
