@@ -1,6 +1,5 @@
 """`fedp3 privacy`: epsilons, noise, ledgers, and the statement of a run."""
 
-import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -9,6 +8,7 @@ import typer
 from fedp3.cli import terminal
 from fedp3.cli.options import AsJson
 from fedp3.core.errors import InputError
+from fedp3.core.files import finite_or_none
 
 app = typer.Typer(
     help="Compute epsilons and noise under LDP, show ledgers, and write the statement of a run.",
@@ -51,7 +51,7 @@ def epsilon(
 
     _check(sample_rate, steps)
     spent = accountant.epsilon({(noise_multiplier, sample_rate): steps}, delta)
-    result = {"epsilon": _finite(spent), "noise_multiplier": noise_multiplier}
+    result = {"epsilon": finite_or_none(spent), "noise_multiplier": noise_multiplier}
     result |= _assumptions(sample_rate, steps, delta)
     if json:
         terminal.as_json(result)
@@ -83,7 +83,7 @@ def sigma(
     for c in PAPER_CONSTANTS:
         noise = accountant.paper_noise(epsilon, delta, sample_rate, steps, c)
         spent = accountant.epsilon({(noise, sample_rate): steps}, delta)
-        forms.append({"c": c, "noise_multiplier": noise, "epsilon": _finite(spent)})
+        forms.append({"c": c, "noise_multiplier": noise, "epsilon": finite_or_none(spent)})
     result = {"noise_multiplier": z, "epsilon": epsilon, "paper": forms}
     result |= _assumptions(sample_rate, steps, delta)
     if json:
@@ -189,11 +189,6 @@ def _check(rate: float, steps: int) -> None:
         raise InputError(f"--sample-rate must be a probability in (0, 1], got {rate:g}")
     if steps < 1:
         raise InputError(f"--steps must be at least 1, got {steps}")
-
-
-def _finite(value: float) -> float | None:
-    """The value, or None for infinity, which JSON does not have."""
-    return None if math.isinf(value) else value
 
 
 def _assumptions(rate: float, steps: int, delta: float) -> dict[str, Any]:

@@ -5,6 +5,7 @@ import fcntl
 import json
 import math
 import os
+import secrets
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,9 +111,27 @@ def read_object(path: Path) -> dict[str, Any]:
 def plain_json(value: Any) -> Any:
     """Return the value as JSON can hold it: NaN and infinity are None, and keys are strings."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return finite_or_none(value)
     if isinstance(value, Mapping):
         return {str(k): plain_json(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
         return [plain_json(v) for v in value]
     return value
+
+
+def finite_or_none(value: float) -> float | None:
+    """The value, or None for infinity and NaN, which JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
+def state_home() -> Path:
+    """Where programs of this user store what they remember."""
+    return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
+
+
+def write_secret(path: Path) -> bytes:
+    """Write 32 random bytes that only this user can read; the caller makes sure that it is new."""
+    secret = secrets.token_bytes(32)
+    write_atomic(path, secret)
+    path.chmod(0o600)
+    return secret

@@ -1,6 +1,7 @@
-"""The identity of a model: one hash over all of its tensors."""
+"""Hashes: the identity of a model, and of bytes."""
 
 import hashlib
+from typing import Any
 
 from fedp3.core.types import Params
 
@@ -18,4 +19,12 @@ def model_sha256(W: Params) -> str:
         values = w.numpy()
         little_endian = values.dtype.newbyteorder("<")
         digest.update(values.astype(little_endian, copy=False).tobytes())
+    return digest.hexdigest()
+
+
+def sha256_of(*parts: Any) -> str:
+    """The SHA-256 of these bytes or arrays, one after the other."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(part)
     return digest.hexdigest()

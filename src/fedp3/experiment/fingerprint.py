@@ -1,19 +1,16 @@
 """Fingerprint of a run's data, split and network, checked on resume."""
 
-import hashlib
-import os
 import secrets
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 
 from fedp3.core.errors import InputError, RunError
-from fedp3.core.files import read_json, write_atomic
-from fedp3.core.hashing import model_sha256
+from fedp3.core.files import read_json, state_home, write_secret
+from fedp3.core.hashing import model_sha256, sha256_of
 from fedp3.experiment.assemble import Experiment
 
 KEYED = ("machine", "data", "clients")
@@ -30,20 +27,22 @@ def fingerprint(experiment: Experiment) -> dict[str, str]:
     for _, shard in sorted(experiment.shards.items()):
         split += [torch.tensor([len(shard.train)]).numpy(), shard.train.numpy(), shard.test.numpy()]
     about = {
-        "net": _sha256(repr(sorted(layers.shapes.items())).encode()),
-        "layers": _sha256(repr([(l, list(names)) for l, names in layers.layers.items()]).encode()),
-        "scaling": _sha256(
+        "net": sha256_of(repr(sorted(layers.shapes.items())).encode()),
+        "layers": sha256_of(
+            repr([(l, list(names)) for l, names in layers.layers.items()]).encode()
+        ),
+        "scaling": sha256_of(
             repr((data.classes, data.mean, data.std, data.crop, data.flip)).encode()
         ),
     }
     if not any(len(s.train) or len(s.test) for s in experiment.shards.values()):
         return about  # the samples are on the nodes; the server has one example
     key = _machine_key()
-    samples = _sha256(key, data.x.contiguous().numpy(), data.y.contiguous().numpy())
+    samples = sha256_of(key, data.x.contiguous().numpy(), data.y.contiguous().numpy())
     return about | {
-        "machine": _sha256(key, b"which key"),
+        "machine": sha256_of(key, b"which key"),
         "data": samples,
-        "clients": _sha256(key, *split),
+        "clients": sha256_of(key, *split),
     }
 
 
@@ -53,23 +52,14 @@ def _machine_key() -> bytes:
     Run folders are shared.  With a plain hash, whoever knows all records but one could test what
     the last one is.
     """
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    path = state / "fedp3" / "fingerprint.key"
+    path = state_home() / "fedp3" / "fingerprint.key"
     try:
         if not path.exists():
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_atomic(path, secrets.token_bytes(32))
-            path.chmod(0o600)
-        return path.read_bytes()
+            write_secret(path)
+        return path.read_bytes()  # another process may have written its own at the same time
     except (OSError, RunError):
         return secrets.token_bytes(32)  # then data cannot be compared later
-
-
-def _sha256(*parts: Any) -> str:
-    digest = hashlib.sha256()
-    for part in parts:
-        digest.update(part)
-    return digest.hexdigest()
 
 
 def check_fingerprint(folder: Path, experiment: Experiment) -> None:

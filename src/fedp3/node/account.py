@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fedp3.core.errors import RunError
-from fedp3.core.files import locked
+from fedp3.core.files import finite_or_none, locked
 from fedp3.core.types import Task
 from fedp3.data import Dataset
 from fedp3.data.record_ids import record_ids
@@ -82,7 +82,7 @@ def charge_update(
                 f"allows {policy.epsilon:g}",
             )
         trained = marks.ids | set(record_ids(data, shard.train))
-        _write(node, replace(new, epsilon=_finite(after)), marks, trained)
+        _write(node, replace(new, epsilon=finite_or_none(after)), marks, trained)
 
 
 def allowed_scores(
@@ -120,7 +120,7 @@ def allowed_scores(
         after = accountant.epsilon(composed([*earlier, new]), node.policy.privacy.delta)
         if len(earlier) >= policy.limit or not after <= policy.epsilon:
             return None
-        _write(node, replace(new, epsilon=_finite(after)), marks, marks.ids)
+        _write(node, replace(new, epsilon=finite_or_none(after)), marks, marks.ids)
     return without_marked(data, shard, marks.ids)
 
 
@@ -164,7 +164,3 @@ def _write(node: NodeSettings, charge: Charge, marks: Marks, ids: frozenset[byte
     anchor = append(node.folder, [charge])
     write_marks(node.folder, Marks(anchor, ids))
     remember(node.folder, charged=True)
-
-
-def _finite(epsilon: float) -> float | None:
-    return epsilon if math.isfinite(epsilon) else None

@@ -6,14 +6,13 @@ FOLDER/split.key         the secret of the node's own split
 FOLDER/ledger.jsonl      charges over all runs
 FOLDER/trained           marks of records that trained under LDP, in any run
 FOLDER/refusals.log      why messages were refused
+FOLDER/refused.task      the last task that was refused, for `fedp3 node check`
 FOLDER/prepared/         samples of configs, see `prepared`
 FOLDER/runs/<run>/       states of rounds, see `states`
 """
 
 import contextlib
 import hashlib
-import os
-import secrets
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +21,14 @@ from pathlib import Path
 from typing import Any
 
 from fedp3.core.errors import InputError
-from fedp3.core.files import locked, read_json, write_atomic, write_json
+from fedp3.core.files import (
+    locked,
+    read_json,
+    state_home,
+    write_atomic,
+    write_json,
+    write_secret,
+)
 from fedp3.node.policy import FILE as POLICY
 from fedp3.node.policy import Policy, load_policy
 
@@ -110,8 +116,7 @@ def folder_of(node: NodeConfig) -> Path:
 
 def default_folder(client: int) -> Path:
     """The folder of a node that was not given one."""
-    state = Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
-    return state / "fedp3" / "nodes" / f"client-{client}"
+    return state_home() / "fedp3" / "nodes" / f"client-{client}"
 
 
 def claim(folder: Path, client: int) -> None:
@@ -157,8 +162,7 @@ def secret_key(folder: Path) -> bytes:
     if known is None:
         with locked(folder, LOCK, wait=True):
             if not path.exists():
-                write_atomic(path, secrets.token_bytes(32))
-                path.chmod(0o600)
+                write_secret(path)
             known = hashlib.sha256(path.read_bytes()).hexdigest()
             remember(folder, split_key=known)
     key = path.read_bytes() if path.exists() else b""

@@ -12,13 +12,11 @@ the outcome depends on.  An entry that is damaged, incomplete or of other inputs
 written again.
 """
 
-import hashlib
 import json
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -31,6 +29,7 @@ from fedp3.config import Config
 from fedp3.config.plugins import Plugin
 from fedp3.core.errors import RunError
 from fedp3.core.files import write_atomic
+from fedp3.core.hashing import sha256_of
 from fedp3.data import Dataset
 from fedp3.data.shards import Shard
 
@@ -79,14 +78,14 @@ def preparation_key(
         "shape": list(data.x.shape),
         "dtype": str(data.x.dtype),
         "classes": data.classes,
-        "labels": _sha256(data.y.contiguous().numpy()),
+        "labels": sha256_of(data.y.contiguous().numpy()),
         "partition": _file_sha256(config.partition.file),
         "plugins": sorted(plugin.sha256 for plugin in plugins),
         "network": f"{net} {[tuple(w.shape) for w in net.state_dict().values()]}",
         "versions": [FORMAT, __version__, torch.__version__, np.__version__],
     }
     text = json.dumps(inputs, sort_keys=True)
-    return PreparationKey(client=client, config=config.digest(), inputs=_sha256(text.encode()))
+    return PreparationKey(client=client, config=config.digest(), inputs=sha256_of(text.encode()))
 
 
 def prepare_once(
@@ -158,7 +157,7 @@ def _indices(tensor: Tensor, samples: int) -> Tensor:
 def _file_sha256(path: str) -> str:
     """The hash of a partition file; one that cannot be read is refused when it is used."""
     try:
-        return _sha256(Path(path).read_bytes()) if path else ""
+        return sha256_of(Path(path).read_bytes()) if path else ""
     except OSError:
         return "unreadable"
 
@@ -167,11 +166,4 @@ def _checksum(about: str, tensors: dict[str, Tensor]) -> str:
     parts = [about.encode()]
     for name, tensor in sorted(tensors.items()):
         parts += [name.encode(), tensor.numpy().tobytes()]
-    return _sha256(*parts)
-
-
-def _sha256(*parts: Any) -> str:
-    h = hashlib.sha256()
-    for part in parts:
-        h.update(part)
-    return h.hexdigest()
+    return sha256_of(*parts)

@@ -1,6 +1,5 @@
 """What a node holds and has spent, and whether its policy would accept a config or a task."""
 
-import math
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
@@ -8,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fedp3.config import Config
+from fedp3.core.files import finite_or_none
 from fedp3.core.types import Task
 from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.messages.codec import decode_task, room_for
@@ -34,13 +34,13 @@ def status(node: NodeSettings) -> dict[str, Any]:
     return {
         "client": node.client,
         "folder": str(node.folder),
-        "epsilon": _finite(accountant.epsilon(composed(training), delta)),
-        "epsilon_allowed": _finite(policy.privacy.epsilon),
+        "epsilon": finite_or_none(accountant.epsilon(composed(training), delta)),
+        "epsilon_allowed": finite_or_none(policy.privacy.epsilon),
         "delta": delta,
         "updates": dict(Counter(c.run for c in training)),
         "scores": len(scores),
         "scores_allowed": policy.scores.limit,
-        "scores_epsilon": _finite(accountant.epsilon(composed(scores), delta)),
+        "scores_epsilon": finite_or_none(accountant.epsilon(composed(scores), delta)),
         "trained_records": len(marks.ids),
         "last_charge": charges[-1].time if charges else "",
         "caches": [asdict(c) | {"path": str(c.path)} for c in caches(node.folder)],
@@ -127,7 +127,3 @@ def _refused_tasks(node: NodeSettings, experiment: Experiment, task: Task) -> It
 
 def _training(node: NodeSettings) -> list[Charge]:
     return [c for c in read(node.folder, read_marks(node.folder).anchor) if c.account == TRAINING]
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

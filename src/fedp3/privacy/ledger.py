@@ -16,7 +16,6 @@ release, so it is charged once.
 
 import hashlib
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
@@ -26,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from fedp3.core.errors import InputError, RunError
+from fedp3.core.files import finite_or_none
 from fedp3.privacy import accountant
 from fedp3.privacy.settings import Budget, Mechanism
 
@@ -115,7 +115,10 @@ class Ledger:
         ]
         self.add(new)
         if self.folder is not None:
-            append(self.folder, [replace(c, epsilon=_finite(self._epsilon(c.client))) for c in new])
+            append(
+                self.folder,
+                [replace(c, epsilon=finite_or_none(self._epsilon(c.client))) for c in new],
+            )
         self.also(new)
 
     def add(self, charges: Iterable[Charge]) -> None:
@@ -294,11 +297,6 @@ def _parse(line: bytes) -> tuple[Charge | None, str | None]:
 
 def _sha256(line: bytes) -> str:
     return hashlib.sha256(line).hexdigest()
-
-
-def _finite(epsilon: float) -> float | None:
-    """JSON has no infinity."""
-    return epsilon if math.isfinite(epsilon) else None
 
 
 def summary(epsilons: Mapping[int, float]) -> dict[str, float]:

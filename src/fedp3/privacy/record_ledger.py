@@ -14,7 +14,6 @@ the ledger alone does not reveal whether somebody's record is in it.
 import hashlib
 import json
 import os
-import secrets
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from fedp3.core.errors import InputError
-from fedp3.core.files import locked, write_atomic
+from fedp3.core.files import locked, write_secret
 from fedp3.data import Dataset
 from fedp3.data.record_ids import ID_BYTES, record_ids
 from fedp3.data.shards import Shard
@@ -131,8 +130,7 @@ def _key(path: Path) -> bytes:
         if not key.exists():
             if path.exists():
                 raise InputError(f"{path} cannot be used without its key, and {key} is missing")
-            write_atomic(key, secrets.token_bytes(32))
-            key.chmod(0o600)
+            write_secret(key)
     return key.read_bytes()
 
 
