@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import around, bare, fleets, peers, private
+from benchmarks import around, bare, devices, fleets, peers, private
 from benchmarks.ratio import Work, compare, shown
 from fedp3.engines.in_process import sequential
 from fedp3.engines.process_pool import pool
@@ -140,6 +140,7 @@ ROWS: Mapping[str, Row] = {
     "W6 growth, tiny model, 10 % per round": growth,
     "W7 overhead besides training": overhead,
     **private.ROWS,
+    **devices.ROWS,
     "demo": demo,
 }
 

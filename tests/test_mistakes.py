@@ -56,6 +56,46 @@ REFUSED = {
     "too many participants": (["run.clients_per_round=21"], "21 of 20 clients"),
     "a text for a number": (["run.rounds=many"], "[run] rounds"),
     "a fraction for a count": (["run.rounds=1.5"], "[run] rounds"),
+    "a fleet that nobody knows": (["devices.fleet=phnes"], "did you mean 'phones'?"),
+    "a device that nobody knows": (["devices.fleet={'Pixl 3'=1.0}"], "did you mean 'Pixel 3'?"),
+    "shares that do not add up": (["devices.fleet={'Pixel 3'=0.5}"], "add up to 0.5"),
+    "a fleet file that is not there": (["devices.fleet=none.csv"], "none.csv cannot be read"),
+    "a fleet file with holes": (["devices.fleet=holes.csv"], "no line for clients 1, 3"),
+    "negative memory": (["devices.fleet=holes.csv"], "memory_mb is -5, want a number above 0"),
+    "layers beside a planner": (
+        ["devices.fleet=phones", "plan.layers=opu2"],
+        "[plan] layers: 'opu2', but [devices] planner = 'auto' chooses it",
+    ),
+    "a share beside a planner": (
+        ["devices.fleet=phones", "prune.keep=0.5"],
+        "[prune] keep: 0.5, but [devices] planner = 'auto' chooses it",
+    ),
+    "a limit without devices": (
+        ["devices.round_seconds=5"],
+        "[devices] round_seconds: no devices are described",
+    ),
+    "auto without devices": (["plan.layers=auto"], "set [devices] fleet"),
+    "a deadline without seconds": (
+        ["devices.fleet=phones", "devices.round_end=deadline"],
+        "'deadline' needs one; set round_seconds",
+    ),
+    "a deadline that nobody meets": (
+        ["devices.fleet=phones", "devices.round_seconds=0.001"],
+        "the smallest change that helps one device: devices.round_seconds = ",
+    ),
+    "attention over stale updates": (
+        ["devices.fleet=phones", "devices.round_end=buffered", "aggregate.rule=attention"],
+        "[aggregate] rule: 'attention' weighs an update by where it is",
+    ),
+    "a buffer larger than who computes": (
+        ["devices.fleet=phones", "devices.round_end=buffered", "devices.buffer=50"],
+        "[devices] buffer: 50 arrivals end a round, but only",
+    ),
+    "a trace that is not there": (
+        ["devices.fleet=phones", "devices.bandwidth=nowhere"],
+        "[devices] bandwidth: there is no file",
+    ),
+    "nodes in a simulation": (["devices.fleet=nodes"], "report what they are"),
 }
 
 
@@ -65,6 +105,10 @@ def test_a_wrong_setting_is_refused_with_its_key_before_any_folder_is_made(
 ) -> None:
     (tmp_path / "few.csv").write_text("client,keep\n0,0.5\n")
     (tmp_path / "odd.csv").write_text("client,share\n0,0.5\n")
+    (tmp_path / "holes.csv").write_text(
+        "client,name,memory_mb\n0,Pixel 3,\n2,Pixel 3,-5\n"
+        + "".join(f"{i},Pixel 3,\n" for i in range(4, 20))
+    )
     overrides, text = REFUSED[mistake]
     tiny = [o for o in TINY if o.split("=")[0] not in {x.split("=")[0] for x in overrides}]
     code, _, err = shell("run", "my.toml", *tiny, *overrides, "--out", "a")

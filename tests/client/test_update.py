@@ -667,3 +667,28 @@ def test_unknown_names_in_settings_are_refused_with_the_nearest_match():
     ):
         with pytest.raises(ValueError, match=f"did you mean '{hint}'"):
             world(**changes)
+
+
+# --------------------------------------------------------------------------- plans for devices
+
+
+def test_a_batch_that_is_computed_in_parts_has_the_same_gradient() -> None:
+    here = world("cnn", steps=3, batch=4)
+    (plan, *_) = here.plans("opu2", 0.5)
+    (whole,) = here.engine().execute(here.tasks([plan]))
+    for parts in (2, 3, 4):
+        (split,) = here.engine().execute(here.tasks([replace(plan, split=parts)]))
+        assert isinstance(whole, ClientUpdate) and isinstance(split, ClientUpdate)
+        assert split.metrics["loss"] == pytest.approx(whole.metrics["loss"], rel=1e-5)
+        for n, w in whole.tensors.items():
+            assert torch.allclose(split.tensors[n], w, atol=1e-5), n
+
+
+def test_a_plan_with_fewer_steps_trains_as_a_run_with_fewer_steps_does() -> None:
+    here = world("mlp", steps=5)
+    (plan, *_) = here.plans("opu2", 0.5)
+    (planned,) = here.engine().execute(here.tasks([replace(plan, steps=2)]))
+    short = here.but(steps=2)
+    (expected,) = short.engine().execute(short.tasks([plan]))
+    assert isinstance(planned, ClientUpdate) and isinstance(expected, ClientUpdate)
+    assert same(planned.tensors, expected.tensors)

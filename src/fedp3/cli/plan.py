@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from fedp3.cli import terminal
+from fedp3.cli.fleet_table import show_fleet
 from fedp3.cli.options import AsJson, DataDir, Overrides, Use
 
 if TYPE_CHECKING:
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 JSON_KEYS = (
     "clients",
+    "devices",
     "coverage",
     "layers",
     "parameters",
@@ -48,7 +50,10 @@ def plan(
 ) -> None:
     """Show what a config requires of every client, without training.
 
-    Example: fedp3 plan my.toml prune.keep=0.5
+    Where [devices] are described, clients with equal devices share a line, which says what keeps
+    them from training more.
+
+    Examples: fedp3 plan my.toml prune.keep=0.5; fedp3 plan my.toml devices.fleet=phones
     """
     from fedp3 import config
     from fedp3.config.plugins import load_plugins
@@ -73,7 +78,10 @@ def _show(experiment: "Experiment", title: str) -> None:
 
     server, plans = experiment.server, experiment.first_plans
     spent = planned_epsilons(server.budget, experiment.schedule) if server.budget else {}
-    _show_costs(experiment.costs, spent, title)
+    if server.fleet is None:
+        _show_costs(experiment.costs, spent, title)
+    else:
+        show_fleet(experiment, title)
     terminal.line("; ".join(_roles(plans)))
     terminal.line("MFLOP: one example, forward and backward; peak MB: one training step;")
     terminal.line("MB: payload of one round")

@@ -59,6 +59,7 @@ def run_passes(
         start: the weights that training starts from.
         state: the tensors that stayed on the client after its last round.
     """
+    context = replace(context, local=planned_steps(context.local, task.plan))
     tensors, exchange = named_tensors(context.net), context.hooks.exchange
     passes = context.hooks.passes_of(task.kind)
     models = {False: start}  # by whether it is the personal one
@@ -108,6 +109,11 @@ def restrict_plan(plan: ClientPlan, p: Pass, layers: LayerMap) -> ClientPlan:
         l: replace(x, train=x.train and trains(l, layers)) for l, x in plan.layers.items()
     }
     return replace(plan, layers=restricted)
+
+
+def planned_steps(local: LocalSettings, plan: ClientPlan) -> LocalSettings:
+    """The local settings with the number of steps that the client's plan names, if it does."""
+    return replace(local, steps=plan.steps, epochs=0) if plan.steps else local
 
 
 def scale_steps(local: LocalSettings, samples: int, share: float) -> LocalSettings:

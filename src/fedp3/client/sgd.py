@@ -14,7 +14,7 @@ Masked coordinates get neither gradient, decay nor momentum.  Every random draw 
 import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -97,9 +97,9 @@ def train(
         return {}
     masks = task_masks(context, task, trained)
     samples = len(shard.train)
-    gradient = source.gradient(
-        _loss_gradient(context, shard, task), local, samples, context.seed, *address
-    )
+    plain = _in_parts(_loss_gradient(context, shard, task), task.plan.split)
+    at_once = replace(local, batch=math.ceil(local.batch / task.plan.split))
+    gradient = source.gradient(plain, at_once, samples, context.seed, *address)
     local_pass = LocalPass(
         context=context,
         task=task,
@@ -288,6 +288,30 @@ def _mean_gradient(
 def _value_and_gradient(loss: Tensor, W: Params) -> tuple[float, list[Tensor]]:
     grads = torch.autograd.grad(loss, list(W.values()), materialize_grads=True)
     return float(loss.detach()), list(grads)
+
+
+def _in_parts(whole: Gradient, parts: int) -> Gradient:
+    """The same gradient of a mean, added up over parts of the batch, which needs less memory."""
+    if parts == 1:
+        return whole
+
+    def gradient(
+        net: nn.Module, x: Tensor, y: Tensor, W: Params, active: Params
+    ) -> tuple[float, list[Tensor]]:
+        loss = 0.0
+        total: list[Tensor] = []
+        for rows, labels in zip(x.chunk(parts), y.chunk(parts), strict=True):
+            share = len(labels) / len(y)
+            part_loss, grads = whole(net, rows, labels, W, active)
+            loss += share * part_loss
+            torch._foreach_mul_(grads, share)
+            if total:
+                torch._foreach_add_(total, grads)
+            else:
+                total = grads
+        return loss, total
+
+    return gradient
 
 
 def _loss_gradient(context: ClientContext, shard: Shard, task: Task) -> Gradient:

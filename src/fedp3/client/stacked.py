@@ -83,6 +83,8 @@ def batch_key(context: ClientContext, shard: Shard, task: Task) -> Hashable:
     plain = context.hooks is NO_HOOKS or context.hooks.is_plain(task.kind)
     if not context.stacked or not plain or not context.steps.is_plain or not samples:
         return None
+    if task.plan.steps or task.plan.split > 1:
+        return None  # such networks are large, and a stack gains nothing
     units = task.masks.units
     counts = tuple(sorted((g, len(indices)) for g, indices in units.items())) if units else ()
     shape = step_count(context.local, samples), _rows(samples, context.local)

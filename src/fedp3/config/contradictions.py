@@ -1,27 +1,64 @@
 """Mistakes that several keys of a config make together, and where it differs from its method."""
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from fedp3 import methods
 from fedp3.config.schema import Config
 from fedp3.config.toml import toml_value
+from fedp3.devices.round_ends import ROUND_ENDS
 from fedp3.methods import METHODS
+from fedp3.planning.layer_sets import AUTO
 from fedp3.planning.prune_settings import SELECTORS
 from fedp3.privacy.requirements import refused_settings
+from fedp3.server.aggregators import MEANS_OF_CHANGES
 
 
 def resolve_others(config: Config) -> Config:
     """The config with `plan.others = "auto"` resolved.
 
-    Layers outside L_i train; under LDP they are frozen.
+    Layers outside L_i train.  They are frozen under LDP, and where layers are chosen for devices:
+    what is trained there and not uploaded costs time and memory, and the server gains nothing.
     """
     if config.plan.others != "auto":
         return config
-    if config.privacy.enabled:
+    if config.privacy.enabled or config.plan.layers == AUTO:
         return replace(config, plan=replace(config.plan, others="freeze"))
     return replace(config, plan=replace(config.plan, others="train"))
+
+
+def resolve_devices(config: Config, given: Collection[tuple[str, str]]) -> tuple[Config, list[str]]:
+    """The config in which layers and shares are chosen for devices, if it asks for that.
+
+    Methods of sub-models and FedAvg have no layer sets to choose; the former have shares.
+    """
+    plans = config.devices.plans
+    if not plans:
+        named = {"[plan] layers": config.plan.layers, "[prune] keep": config.prune.keep}
+        return config, [
+            f"{key}: 'auto' chooses for each device, and no devices are described; set "
+            "[devices] fleet, with planner = 'auto'"
+            for key, value in named.items()
+            if value == AUTO
+        ]
+    row = METHODS.pick(config.method).settings
+    of_method = row.get("plan", {}).get("layers", AUTO)
+    layers = str(of_method) if of_method in ("full", "prune-all") else AUTO
+    keep = 1.0 if layers == "full" else AUTO
+    wanted: Mapping[tuple[str, str], object] = {("plan", "layers"): layers, ("prune", "keep"): keep}
+    mistakes = [
+        f"[{section}] {key}: {value!r}, but [devices] planner = 'auto' chooses it for each device; "
+        "leave it out, or set planner = 'manual'"
+        for (section, key), chosen in wanted.items()
+        if (section, key) in given and (value := getattr(getattr(config, section), key)) != chosen
+    ]
+    plan = replace(config.plan, layers=layers)
+    config = replace(config, plan=plan, prune=replace(config.prune, keep=keep))
+    if layers == AUTO and ("upload", "compress") not in given and not config.privacy.enabled:
+        # Random rounding to 8 bits is unbiased, and an upload takes a quarter of the time.
+        config = replace(config, upload=replace(config.upload, compress="int8"))
+    return config, mistakes
 
 
 def resolve_participants(config: Config, given: Collection[tuple[str, str]]) -> Config:
@@ -40,6 +77,7 @@ def contradictions(c: Config, given: Collection[tuple[str, str]] = ()) -> list[s
     """
     mistakes = _wrong_sizes(c, given) + _wrong_uploads(c)
     mistakes += refused_settings(c.plan, c.privacy) + _wrong_client_privacy(c)
+    mistakes += _wrong_devices(c, given)
     return mistakes + methods.clashes(c.hooks, c.plan, c.prune, c.local)
 
 
@@ -129,6 +167,61 @@ def _wrong_client_privacy(c: Config) -> list[str]:
     return [text for text, applies in reasons.items() if applies]
 
 
+def _wrong_devices(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
+    """Settings of devices that make no sense together."""
+    devices = c.devices
+    if not devices.described:
+        unused = [key for section, key in given if section == "devices" and key != "fleet"]
+        fresh = type(devices)()
+        differing = [key for key in unused if getattr(devices, key) != getattr(fresh, key)]
+        return [
+            f"[devices] {key}: no devices are described; set fleet, e.g. to 'phones'"
+            for key in sorted(differing)
+        ]
+    mode = ROUND_ENDS.pick(devices.round_end)
+    participants = c.run.clients_per_round or c.partition.clients
+    reasons = {
+        f"[devices] fleet: {_length(devices.fleet)} devices for {c.partition.clients} clients; "
+        "want one for each": (
+            isinstance(devices.fleet, tuple) and len(devices.fleet) != c.partition.clients
+        ),
+        "[devices] round_end: 'deadline' needs one; set round_seconds": (
+            devices.round_end == "deadline" and not devices.round_seconds
+        ),
+        f"[devices] round_end: {devices.round_end!r} lets the number of participants depend on "
+        "who else takes part, which client-level DP does not allow; set 'wait' or 'deadline'": (
+            c.client_privacy.enabled and (mode.over_selects or mode.end is None)
+        ),
+        f"[devices] buffer: {devices.buffer} arrivals end a round, but only {participants} clients "
+        "compute at any time; set 1 to that number, or 0 for half of it": (
+            mode.end is None and devices.buffer > participants
+        ),
+    }
+    if mode.end is None:
+        reasons |= _wrong_overlap(c)
+    return [text for text, applies in reasons.items() if applies]
+
+
+def _wrong_overlap(c: Config) -> dict[str, bool]:
+    """What rounds that overlap do not allow."""
+    return {
+        "[devices] round_end: 'buffered' is not accounted for under LDP; set 'wait'": (
+            c.privacy.enabled
+        ),
+        f"[aggregate] rule: {c.aggregate.rule!r} weighs an update by where it is, which says "
+        "nothing about one that started from an older model ([devices] round_end = 'buffered'); "
+        "set 'simple', 'examples' or 'weighted'": c.aggregate.rule not in MEANS_OF_CHANGES,
+        f"[hooks] exchange: the tensors of {c.hooks.exchange!r} belong to one round, and with "
+        "[devices] round_end = 'buffered' rounds overlap; set 'wait' or 'deadline'": (
+            c.hooks.exchange != type(c.hooks)().exchange
+        ),
+        f"[prune] selector: {c.prune.selector!r} divides units among the clients of a round, and "
+        "with [devices] round_end = 'buffered' rounds overlap": (
+            SELECTORS.pick(c.prune.selector).deals
+        ),
+    }
+
+
 def _length(value: object) -> int:
     return len(value) if isinstance(value, tuple) else 0
 
@@ -146,6 +239,7 @@ def overruled(c: Config) -> list[str]:
         for key in keys:
             value, of_method = getattr(settings, key), getattr(usual, key)
             is_capacity = (section, key) == ("prune", "keep") and of_method != 1.0
+            is_capacity = is_capacity or value == AUTO
             if value != of_method and not is_capacity:
                 differences.append(
                     f"{section}.{key}={toml_value(value)} ({c.method}: {toml_value(of_method)})"

@@ -6,7 +6,7 @@ overrides.
 
 import csv
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,14 +15,20 @@ from pydantic import ValidationError
 
 from fedp3.config.contradictions import (
     contradictions,
+    resolve_devices,
     resolve_others,
     resolve_participants,
 )
 from fedp3.config.legacy import new_name
 from fedp3.config.schema import ADAPTER, SECTIONS, Config, fields_of
-from fedp3.core.errors import ConfigError
+from fedp3.core.errors import ConfigError, InputError, PlanError
 from fedp3.core.registry import suggestion
+from fedp3.devices.clock import PRESENCES, make_timings
+from fedp3.devices.fleet_file import SUFFIX
+from fedp3.devices.fleets import FLEETS, make_fleet
+from fedp3.devices.settings import NODES, row_of
 from fedp3.methods import METHODS
+from fedp3.planning.layer_sets import AUTO
 
 # names from other libraries that are too far from ours to be found by similarity
 SYNONYMS: Mapping[str, str] = {
@@ -38,7 +44,14 @@ SYNONYMS: Mapping[str, str] = {
     "dataset": "name",
 }
 
-FILES = {("prune", "keep"), ("partition", "file")}  # keys that may name a file
+# keys that may name a file or folder, and texts that do not
+FILES: Mapping[tuple[str, str], Collection[str]] = {
+    ("prune", "keep"): {AUTO},
+    ("partition", "file"): (),
+    ("devices", "fleet"): {NODES, *FLEETS},
+    ("devices", "bandwidth"): (),
+    ("devices", "availability"): PRESENCES,
+}
 
 
 def load(path: Path, overrides: Sequence[str] = ()) -> Config:
@@ -98,6 +111,8 @@ def parse(
         config = ADAPTER.validate_python(merged)
     except ValidationError as error:
         raise ConfigError("\n".join(f"{where}: {m}" for m in mistakes + _explain(error))) from None
+    config, more = resolve_devices(config, given)
+    mistakes += more
     config = resolve_participants(resolve_others(config), given)
     config, more = _read_files(config, folder)
     mistakes += more + contradictions(config, given)
@@ -131,8 +146,11 @@ def _typed(section: str, name: str, text: str) -> Any:
     relative to the folder of that file.
     """
     value = _value(text)
-    names_file = isinstance(value, str) and value and (section, name) in FILES
-    return str(Path(value).absolute()) if names_file else value
+    if not isinstance(value, str) or not value or value in FILES.get((section, name), {value}):
+        return value
+    if (section, name) == ("devices", "fleet") and Path(value).suffix.lower() != SUFFIX:
+        return value  # the name of a fleet that does not exist
+    return str(Path(value).absolute())
 
 
 def _value(text: str) -> Any:
@@ -213,14 +231,53 @@ def _truth_values(tables: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 
 def _read_files(config: Config, folder: Path) -> tuple[Config, list[str]]:
-    """Replace a keep file by its content, and a partition file by its full path.
+    """Replace keep and fleet files by their content, and other files by their full paths.
 
     The config then does not depend on the folder that it was read from.
     """
     if config.partition.file:
         full = str((folder / config.partition.file).resolve())
         config = replace(config, partition=replace(config.partition, file=full))
-    if not isinstance(config.prune.keep, str):
+    config, mistakes = _read_devices(config, folder)
+    config, more = _read_keep(config, folder)
+    return config, mistakes + more
+
+
+def _read_devices(config: Config, folder: Path) -> tuple[Config, list[str]]:
+    devices, mistakes = config.devices, []
+    for key in ("bandwidth", "availability"):
+        value = getattr(devices, key)
+        if value and value not in FILES["devices", key]:
+            full = (folder / value).resolve()
+            full_path: Any = {key: str(full)}
+            devices = replace(devices, **full_path)
+            if not full.exists():
+                mistakes.append(f"[devices] {key}: there is no file {full}")
+    if mistakes:
+        return config, mistakes
+    try:
+        make_timings([], 0, devices.availability, devices.bandwidth)
+    except InputError as error:
+        return config, [f"[devices] {error}"]
+    fleet = devices.fleet
+    if isinstance(fleet, dict):
+        try:
+            make_fleet(fleet, config.partition.clients, config.run.seed)
+        except (InputError, PlanError) as error:
+            return config, [f"[devices] fleet: {error}"]
+    if isinstance(fleet, str) and fleet and fleet not in FILES["devices", "fleet"]:
+        try:
+            is_file = Path(fleet).suffix.lower() == SUFFIX
+            place = str(folder / fleet) if is_file else fleet
+            rows = make_fleet(place, config.partition.clients, config.run.seed)
+        except InputError as error:
+            return config, [f"[devices] fleet: {error}"]
+        devices = replace(devices, fleet=tuple(map(row_of, rows)))
+    return replace(config, devices=devices), []
+
+
+def _read_keep(config: Config, folder: Path) -> tuple[Config, list[str]]:
+    if not isinstance(config.prune.keep, str) or config.prune.keep == AUTO:
         return config, []
     path = folder / config.prune.keep
     try:

@@ -19,6 +19,7 @@ from fedp3.core.registry import NameIn
 from fedp3.core.settings import STRICT, RunSettings
 from fedp3.data import DataSettings
 from fedp3.data.partition import PartitionSettings
+from fedp3.devices.settings import DevicesSettings
 from fedp3.messages.compression import UploadSettings
 from fedp3.methods import METHODS, HookSettings
 from fedp3.models.zoo import ModelSettings
@@ -54,6 +55,7 @@ class Config:
     hooks: HookSettings = Field(default_factory=HookSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)
     client_privacy: ClientPrivacySettings = Field(default_factory=ClientPrivacySettings)
+    devices: DevicesSettings = Field(default_factory=DevicesSettings)
     run: RunSettings = Field(default_factory=RunSettings)
 
     def as_json(self) -> dict[str, Any]:

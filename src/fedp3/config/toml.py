@@ -3,10 +3,14 @@
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 
 
 def toml_value(value: object) -> str:
-    """One value: a text, number, boolean, list or inline table."""
+    """One value: a text, number, boolean, list or inline table; of a record, what is not None."""
+    if is_dataclass(value):
+        known = {f.name: getattr(value, f.name) for f in fields(value)}
+        value = {k: v for k, v in known.items() if v is not None}
     if isinstance(value, Mapping):
         pairs = [f"{toml_value(str(k))} = {toml_value(v)}" for k, v in value.items()]
         return "{" + ", ".join(pairs) + "}"

@@ -9,14 +9,14 @@ T = TypeVar("T")
 
 
 def once_per_plan(make: Callable[[ClientPlan], T]) -> Callable[[ClientPlan], T]:
-    """Cache the results of `make`, one per `plan.layers` (by identity) and `plan.deal`.
+    """Cache the results of `make`, one for all plans that differ only in their client.
 
-    Many plans of a fleet share one `layers` object.  `make` must not depend on `plan.client`.
+    Many plans of a fleet share one `layers` object, which is compared by identity.
     """
-    known: dict[tuple[int, tuple[int, int]], tuple[ClientPlan, T]] = {}
+    known: dict[tuple[object, ...], tuple[ClientPlan, T]] = {}
 
     def lookup(plan: ClientPlan) -> T:
-        key = id(plan.layers), plan.deal
+        key = id(plan.layers), plan.deal, plan.steps, plan.split
         if key not in known:
             # Storing the plan keeps its layers alive, so that no other object gets their id.
             known[key] = plan, make(plan)

@@ -119,11 +119,16 @@ class ClientPlan:
         layers: the plan of each layer.
         deal: (k, n) means that the client gets part k of n disjoint parts of the units.  Only
             selectors that deal units out read it.
+        steps: the number of local steps; 0 means as many as the run's settings say.
+        split: each batch is computed in this many parts, one after the other, which needs less
+            memory; their gradients are added up.
     """
 
     client: int
     layers: Mapping[Layer, LayerPlan]
     deal: tuple[int, int] = (0, 1)
+    steps: int = 0
+    split: int = 1
 
     @property
     def full_layers(self) -> tuple[Layer, ...]:

@@ -160,7 +160,8 @@ def peak_bytes(
 
     Args:
         profile: the dense network.
-        plan: the client's plan.
+        plan: the client's plan; where it computes a batch in parts, their gradients are added up,
+            which needs memory for the sum.
         layers: the model's layers.
         pruning: the run's pruning.
         batch: the number of examples in the step.
@@ -173,9 +174,9 @@ def peak_bytes(
     trained = {n for l, p in plan.layers.items() if p.train for n in layers.layers[l]}
     trained -= layers.buffers
     stored = sum(math.prod(shape) for shape in layers.shapes.values())
-    if momentum:
-        stored += sum(math.prod(layers.shapes[n]) for n in trained)
-    return VALUE * stored + _step_bytes(profile, trained, batch)
+    copies = momentum + (plan.split > 1)
+    stored += copies * sum(math.prod(layers.shapes[n]) for n in trained)
+    return VALUE * stored + _step_bytes(profile, trained, math.ceil(batch / plan.split))
 
 
 def _step_bytes(profile: ComputeProfile, trained: set[str], batch: int) -> int:

@@ -1,4 +1,4 @@
-"""An estimate of how long a round takes on a device; nothing is measured.
+"""An estimate of how long a round takes where a run describes no devices; nothing is measured.
 
 A full device is a phone on a mobile network: it trains at 10 GFLOP/s, receives 6.25 MB/s and
 sends 1.25 MB/s (50 and 10 Mbit/s).  A device of capacity c (its `keep`) has c times this speed:
@@ -10,13 +10,12 @@ A round takes as long as its slowest client.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 
 import torch
 
 from fedp3.client.batching import step_count
 from fedp3.client.context import ClientContext
-from fedp3.client.passes import restrict_plan
+from fedp3.client.passes import planned_steps, restrict_plan
 from fedp3.core.types import ClientPlan, Group, Masks
 from fedp3.costs.compute import ComputeProfile, flops
 from fedp3.costs.traffic import unit_counts
@@ -26,21 +25,13 @@ from fedp3.planning.prune_settings import LOCAL_PRUNERS
 DRAWS = 8  # evenly spread values of q that stand for U[q_min, 1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Device:
-    """What a device can do in one second."""
-
-    gflop: float = 10.0
-    mb_down: float = 6.25
-    mb_up: float = 1.25
+# What the full device does in one second.
+GFLOP = 10.0
+MB_DOWN = 6.25
+MB_UP = 1.25
 
 
-FULL_DEVICE = Device()
-
-
-def seconds(
-    capacity: float, gflop: float, mb_down: float, mb_up: float, full: Device = FULL_DEVICE
-) -> float:
+def seconds(capacity: float, gflop: float, mb_down: float, mb_up: float) -> float:
     """How long one client's part of a round takes on its device.
 
     Args:
@@ -48,9 +39,8 @@ def seconds(
         gflop: the work of local training.
         mb_down: megabytes that the client receives.
         mb_up: megabytes that it sends.
-        full: the device of capacity 1.
     """
-    return (mb_down / full.mb_down + gflop / full.gflop + mb_up / full.mb_up) / capacity
+    return (mb_down / MB_DOWN + gflop / GFLOP + mb_up / MB_UP) / capacity
 
 
 def round_gflop(
@@ -64,7 +54,8 @@ def round_gflop(
         context: what all clients share.
         samples: the client's number of training samples.
     """
-    layers, local, hooks = context.layers, context.local, context.hooks
+    layers, hooks = context.layers, context.hooks
+    local = planned_steps(context.local, plan)
     batch = samples / math.ceil(samples / local.batch) if samples else 0.0  # mean size of a batch
     full_passes = hooks.step.full_passes if hooks.step is not None else 0
     total = 0.0

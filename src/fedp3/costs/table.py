@@ -27,7 +27,10 @@ class ClientCost:
     layer_bytes: Mapping[Layer, tuple[int, int]]  # (down, up)
     capacity: float = 1.0  # the share of the network that its device can hold
     gflop: float = 0.0  # of its local training
-    seconds: float = 0.0  # estimated by `device_time`
+    seconds: float = 0.0  # on its device, or estimated by `device_time` if that is not described
+    binding: str = ""  # the limit that keeps its device from training everything
+    steps: int = 0  # local steps, where the plan names them
+    split: int = 1  # parts in which a batch is computed
 
 
 def client_costs(
@@ -48,23 +51,27 @@ def client_costs(
         examples: the number of training samples of each client.
         extra: the method's tensors, which are sent in both directions.
     """
-    known: dict[tuple[object, ...], ClientCost] = {}  # equal plans cost the same
+    known: dict[tuple[object, ...], ClientCost] = {}  # clients with equal plans share their layers
     costs = []
     for plan in plans:
         i, samples = plan.client, examples[plan.client]
         rows = max(1, min(context.local.batch, samples))
-        key = (*plan.layers.items(), plan.deal, rows)
+        key = (id(plan.layers), plan.deal, plan.steps, plan.split, samples)
         if key not in known:
-            known[key] = _client_cost(plan, context, profile, rows, extra)
-        cost = replace(known[key], id=i, examples=samples)
-        gflop = device_time.round_gflop(profile, plan, context, samples)
-        seconds = device_time.seconds(keep[i], gflop, cost.mb_down, cost.mb_up)
-        costs.append(replace(cost, capacity=keep[i], gflop=gflop, seconds=seconds))
+            known[key] = _client_cost(plan, context, profile, rows, samples, extra)
+        cost = known[key]
+        seconds = device_time.seconds(keep[i], cost.gflop, cost.mb_down, cost.mb_up)
+        costs.append(replace(cost, id=i, examples=samples, capacity=keep[i], seconds=seconds))
     return costs
 
 
 def _client_cost(
-    plan: ClientPlan, context: ClientContext, profile: ComputeProfile, rows: int, extra: Params
+    plan: ClientPlan,
+    context: ClientContext,
+    profile: ComputeProfile,
+    rows: int,
+    samples: int,
+    extra: Params,
 ) -> ClientCost:
     layers, pruning = context.layers, context.pruning
     traffic = traffic_by_layer(plan, layers, pruning, context.spec.compression)
@@ -80,6 +87,9 @@ def _client_cost(
         mb_down=(sum(t.down for t in traffic.values()) + extra_bytes) / 1e6,
         mb_up=(sum(t.up for t in traffic.values()) + extra_bytes) / 1e6,
         layer_bytes={l: (t.down, t.up) for l, t in traffic.items()},
+        gflop=device_time.round_gflop(profile, plan, context, samples),
+        steps=plan.steps,
+        split=plan.split,
     )
 
 

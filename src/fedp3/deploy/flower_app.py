@@ -22,8 +22,12 @@ from fedp3.config import Config
 from fedp3.config.plugins import Plugin, load_plugins
 from fedp3.core.errors import ConfigError, InputError
 from fedp3.core.files import read_json
+from fedp3.devices.settings import NODES, DeviceRow, device_of, recorded_row
+from fedp3.devices.table import UNREPORTED, Device
 from fedp3.engines.flower.grid import Roster, Wire, over
+from fedp3.engines.flower.records import Identity
 from fedp3.experiment.assemble import Experiment, assemble, check_plans
+from fedp3.experiment.device_plans import with_fleet
 from fedp3.messages.codec import room_for
 from fedp3.node.permits import Permit, read_permit
 from fedp3.privacy.client_level import requirements as client_requirements
@@ -117,7 +121,7 @@ def serve(grid: Grid, experiment: Experiment, settings: ServeSettings) -> Outcom
         log(WARNING, "the run begins without the clients %s", sorted(missing))
     rounds = config.run.rounds
     outcome = session.train(
-        as_registered(experiment, roster),
+        as_registered(experiment, roster, folder),
         folder,
         lambda experiment, states: over(grid, wire, roster),
         resume=settings.resume,
@@ -133,21 +137,46 @@ def serve(grid: Grid, experiment: Experiment, settings: ServeSettings) -> Outcom
     return outcome
 
 
-def as_registered(experiment: Experiment, roster: Roster) -> Experiment:
+def as_registered(experiment: Experiment, roster: Roster, folder: Path | None = None) -> Experiment:
     """The experiment, adapted to the nodes that are online.
 
     No node is sent more of a layer than it can hold.  The number of a client's examples is the one
-    that its node reported: a node may split its records itself.
+    that its node reported: a node may split its records itself.  Devices that nodes report are
+    those of the run's first beginning, which its folder records.
     """
-    server = experiment.server
+    server, config = experiment.server, experiment.config
     reported = {i: roster.met[n] for i, n in roster.nodes.items()}
     keep, examples = list(server.keep), dict(server.examples)
     for i in reported.keys() & examples.keys():  # a node may claim a client that does not exist
         keep[i] = min(keep[i], reported[i].capacity)
         examples[i] = reported[i].examples
-    adapted = replace(server, keep=tuple(keep), examples=examples)
+    adapted = replace(server, keep=tuple(keep), examples=examples, fleet=None)
+    devices = None
+    if config.devices.fleet == NODES:
+        devices = _reported_devices(reported, server.clients, folder)
+    adapted = with_fleet(adapted, config, experiment.client, experiment.start.extra, devices)
     check_plans(adapted)  # these nodes may hold less than the config assumes
     return replace(experiment, server=adapted)
+
+
+def _reported_devices(
+    reported: Mapping[int, Identity], clients: int, folder: Path | None
+) -> tuple[Device, ...]:
+    """The device of every client, as the run folder has it, or as its node reports it now."""
+    rows: Mapping[int, DeviceRow | None] = {i: node.device for i, node in reported.items()}
+    if folder is not None and session.holds_run(folder):
+        recorded = read_json(folder / "run.json")["devices"]
+        rows = {i: recorded_row(row) for i, row in enumerate(recorded)}
+    known = {i: device_of(row) for i, row in rows.items() if row is not None}
+    missing = sorted(set(range(clients)) - known.keys())
+    if not known:
+        raise InputError(
+            "[devices] fleet = 'nodes', and no node says what its device is; write its line with "
+            "fedp3 devices measure, and start the node with --node-config 'device=\"FILE.csv\"'"
+        )
+    if missing:
+        log(WARNING, "clients %s report no device and get no tasks in this run", missing)
+    return tuple(known.get(i, UNREPORTED) for i in range(clients))
 
 
 def _run_name(folder: Path) -> str:

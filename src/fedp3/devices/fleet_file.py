@@ -21,6 +21,7 @@ from fedp3.devices.text_files import read_text, refuse
 SUFFIX = ".csv"
 WHAT = "fleet file"
 COLUMNS = ("client", "name", *NUMBERS)
+WATTS = "watts"  # a further column, which may be missing or empty: nobody knows the watts of phones
 _Line = tuple[int, dict[str, str]]  # its number in the file, and its cells by column
 
 
@@ -60,10 +61,10 @@ def read_to_extend(path: Path) -> dict[int, Device]:
 
 def extend(path: Path, client: int, device: Device) -> None:
     """Add a line to a file, which is made if necessary; the lines that it has stay as they are."""
-    old = read_text(path, WHAT) if path.exists() else _csv([COLUMNS])
+    old = read_text(path, WHAT) if path.exists() else _csv([(*COLUMNS, WATTS)])
     separator = "" if old.endswith("\n") else "\n"
     cells = _cells(client, device)
-    columns = _rows(path)[0][1] if path.exists() else COLUMNS
+    columns = _rows(path)[0][1] if path.exists() else (*COLUMNS, WATTS)
     new = _csv([[cells[column] for column in columns]])
     write_atomic(path, (old + separator + new).encode())
 
@@ -71,13 +72,14 @@ def extend(path: Path, client: int, device: Device) -> None:
 def write_fleet(path: Path, devices: Sequence[Device]) -> None:
     """Write a file with all numbers of the device of every client."""
     lines = [list(_cells(client, device).values()) for client, device in enumerate(devices)]
-    write_atomic(path, _csv([COLUMNS, *lines]).encode())
+    write_atomic(path, _csv([(*COLUMNS, WATTS), *lines]).encode())
 
 
 def _cells(client: int, device: Device) -> dict[str, str]:
     numbers = {column: repr(float(getattr(device, column))) for column in NUMBERS}
     shown = {column: text.removesuffix(".0") for column, text in numbers.items()}
-    return {"client": str(client), "name": device.name, **shown}
+    watts = "" if device.watts is None else repr(float(device.watts)).removesuffix(".0")
+    return {"client": str(client), "name": device.name, **shown, WATTS: watts}
 
 
 def _csv(rows: Iterable[Sequence[str]]) -> str:
@@ -110,11 +112,12 @@ def _read(path: Path) -> tuple[dict[int, Device], Collection[int], list[str]]:
 def _lines(path: Path) -> tuple[list[_Line], list[str]]:
     """The cells of all lines that have as many as the header, and what is wrong with the others."""
     (_, header), *rows = _rows(path)
-    unknown = [cell for cell in header if cell not in COLUMNS]
+    unknown = [cell for cell in header if cell not in (*COLUMNS, WATTS)]
     if unknown or len(set(header)) < len(header) or not {"client", "name"} <= set(header):
         raise InputError(
-            f"{path}: the columns are {','.join(header)!r:.120}, want {','.join(COLUMNS)}, of "
-            "which client and name are required, each at most once"
+            f"{path}: the columns are {','.join(header)!r:.120}; want "
+            f"{','.join((*COLUMNS, WATTS))}, "
+            "of which client and name are required, each at most once"
         )
     lines = [
         (number, dict(zip(header, cells, strict=True)))
@@ -155,7 +158,7 @@ def _device(cells: Mapping[str, str], place: str, found: list[str]) -> Device | 
     known = find(name)
     numbers: dict[str, Any] = {}
     wrong: list[str] = [] if name else ["the name is empty"]
-    for column in NUMBERS:
+    for column in (*NUMBERS, WATTS):
         text = cells.get(column, "")
         value = _number(text)
         if value is not None:

@@ -59,7 +59,7 @@ def mistakes(numbers: Mapping[str, float]) -> Iterator[str]:
     """Yield a sentence for every number that no device can have.
 
     Args:
-        numbers: values by their names, which are among `NUMBERS`.
+        numbers: values by their names, which are among `NUMBERS`, or watts.
     """
     for name, value in numbers.items():
         if not (math.isfinite(value) and value > 0):
@@ -237,3 +237,15 @@ BOARDS = tuple(_board(*row) for row in _BOARDS)
 
 for device in PHONES + BOARDS:
     DEVICES.add(device.name, device)
+
+# The device of a client whose node has not said what it is; nothing fits into it.
+UNREPORTED = Device(
+    name="not reported",
+    kind="own",
+    memory_mb=1e-6,
+    gflops=1e-6,
+    mbps_down=1e-6,
+    mbps_up=1e-6,
+    available=1.0,
+    source="the node had not reported itself when the run began",
+)

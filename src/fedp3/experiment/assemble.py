@@ -29,11 +29,13 @@ from fedp3.data.partition import histogram, partition, split
 from fedp3.data.partition_file import read_partition
 from fedp3.data.shards import Shard
 from fedp3.experiment.compatibility import check_device, check_model, refuse_frozen, smallest_batch
+from fedp3.experiment.device_plans import on_devices, with_fleet
 from fedp3.methods.fedcr import coded_tail
 from fedp3.models.layer_map import layer_map
 from fedp3.models.zoo import MODELS, ModelSpec, build, channels_last
 from fedp3.planning.capacities import capacities
 from fedp3.planning.coverage import check_coverage, check_pruning
+from fedp3.planning.layer_sets import AUTO as AUTO_LAYERS
 from fedp3.planning.prune_settings import SELECTORS
 from fedp3.privacy import accountant, requirements
 from fedp3.privacy.budget import Schedule, plan_budget
@@ -74,24 +76,32 @@ class Experiment:
     @cached_property
     def profile(self) -> ComputeProfile:
         """FLOPs and memory of the network."""
+        if self.server.fleet is not None:
+            return self.server.fleet.profile
         return measure(self.client.net, tuple(self.client.data.x.shape[1:]))
 
     @cached_property
     def costs(self) -> list[ClientCost]:
         """What every client's plan costs in round 0."""
-        return client_costs(
+        server = self.server
+        costs = client_costs(
             self.client,
             self.profile,
             self.first_plans,
-            self.server.keep,
-            self.server.examples,
+            server.keep,
+            server.examples,
             self.start.extra,
         )
+        return costs if server.fleet is None else on_devices(costs, server.fleet)
 
     @property
     def schedule(self) -> Schedule:
         """Which clients may take part in which round."""
-        return Schedule(self.server.run, self.server.examples)
+        server, fleet = self.server, self.server.fleet
+        if fleet is None:
+            return Schedule(server.run, server.examples)
+        run = replace(server.run, clients_per_round=fleet.asked(server.participants))
+        return Schedule(run, {i: n * (i in fleet.able) for i, n in server.examples.items()})
 
     @property
     def labels(self) -> np.ndarray:
@@ -149,15 +159,14 @@ def assemble_from(
     check_model(net, data, smallest_batch(shards, config.local.batch), config.run.seed)
     spec = _run_spec(config, net, layers)
     refuse_frozen(net)
-    server = _server_context(config, spec, shards)
     client = _client_context(config, spec, net, data)
     exchange = spec.hooks.exchange
-    start = ServerState(
-        t=0,
-        W=client.initial,
-        aggregator=server.aggregator.init(),
-        extra=exchange.begin(spec.layers, data.classes) if exchange else {},
-    )
+    extra = exchange.begin(spec.layers, data.classes) if exchange else {}
+    server = with_fleet(_server_context(config, spec, shards), config, client, extra)
+    awaits_devices = config.plan.layers == AUTO_LAYERS and server.fleet is None
+    if not awaits_devices:
+        check_plans(server)
+    start = ServerState(t=0, W=client.initial, aggregator=server.aggregator.init(), extra=extra)
     experiment = Experiment(config, server, client, shards, start)
     if config.client_privacy.enabled:
         return _with_client_privacy(experiment)
@@ -202,30 +211,31 @@ def _hooks(config: Config) -> Hooks:
 
 
 def _server_context(config: Config, spec: RunSpec, shards: Mapping[int, Shard]) -> ServerContext:
-    assert not isinstance(config.prune.keep, str)  # a keep file is read together with the config
     aggregator = AGGREGATORS.pick(config.aggregate.rule)(config.aggregate, spec)
     if not config.client_privacy.enabled:  # there the optimizer steps on the noised release
         aggregator = with_optimizer(aggregator, config.aggregate, spec)
-    server = ServerContext(
+    # What is chosen for devices follows; a keep file was read together with the config.
+    share = 1.0 if isinstance(config.prune.keep, str) else config.prune.keep
+    return ServerContext(
         spec=spec,
         plan=config.plan,
         run=config.run,
         aggregator=aggregator,
-        keep=capacities(config.prune.keep, len(shards), spec.seed),
+        keep=capacities(share, len(shards), spec.seed),
         examples={i: len(s.train) for i, s in shards.items()},
     )
-    check_coverage(config.plan, spec.layers, server.keep, spec.seed, spec.rounds)
-    check_plans(server)
-    return server
 
 
 def check_plans(server: ServerContext) -> None:
-    """Refuse pruning that does not work with this network, or that never trains some coordinates.
+    """Refuse plans under which some layer is never trained, and pruning that does not work.
 
-    Only the plans of round 0 are checked, unless the selector is static and plans are redrawn: then
-    the plans of all rounds are.
+    Of pruning, only the plans of round 0 are checked, unless the selector is static and plans are
+    redrawn: then the plans of all rounds are.
     """
-    static = SELECTORS.pick(server.spec.pruning.selector).static
+    spec = server.spec
+    if server.fleet is None or not server.fleet.classes:
+        check_coverage(server.plan, spec.layers, server.keep, spec.seed, spec.rounds)
+    static = SELECTORS.pick(spec.pruning.selector).static
     rounds = server.spec.rounds if server.plan.redraw and static else 1
     plans = [plan for t in range(rounds) for plan in plans_for(server, t)]
     check_pruning(server.spec.pruning, server.layers, plans)

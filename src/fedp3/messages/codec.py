@@ -151,6 +151,8 @@ def encode_task(task: Task, layers: LayerMap, pruning: PruneSettings) -> bytes:
         "evaluate": task.evaluate,
         "state_from": task.state_from,
         "deal": task.plan.deal,
+        "steps": task.plan.steps,
+        "split": task.plan.split,
         "extra": _shapes(task.extra),
     }
     return frame(header, b"".join(payload))
@@ -174,6 +176,8 @@ def decode_task(
             client=_integer(header["client"]),
             layers={l: _layer_plan(*p) for l, p in header["plan"].items()},
             deal=_deal(*header["deal"]),
+            steps=_integer(header["steps"]),
+            split=_integer(header["split"], least=1),
         )
         t = _integer(header["t"])
         state_from = _integer(header["state_from"], least=-1)

@@ -12,8 +12,9 @@ from fnmatch import fnmatchcase
 
 from fedp3.client.context import ClientContext
 from fedp3.config import Config
-from fedp3.core.types import Layer, LayerMap, LayerPlan, Task
+from fedp3.core.types import ClientPlan, Layer, LayerMap, LayerPlan, Task
 from fedp3.data.shards import Shard
+from fedp3.devices.options import EMPTY, Window, window_plans
 from fedp3.node.account import allowed_scores, charge_update
 from fedp3.node.context import NodeContext, Request
 from fedp3.node.folder import NodeSettings, secret_key, stored_runs
@@ -24,6 +25,7 @@ from fedp3.node.refusal import RefusalCode, Refused
 from fedp3.planning.capacities import capacities
 from fedp3.planning.client_plans import client_plans
 from fedp3.planning.dispatch import scored_layer_plan
+from fedp3.planning.layer_sets import AUTO as AUTO_LAYERS
 from fedp3.planning.prune_settings import SELECTORS
 from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.requirements import NOISE_MULTIPLIERS
@@ -151,11 +153,11 @@ def _impossible(config: Config, client: int, layers: LayerMap, task: Task) -> It
     if task.t > rounds or (task.t == rounds and task.kind == "train"):
         yield f"the task is of round {task.t + 1}, and this config has {rounds}"
         return
-    assert not isinstance(config.prune.keep, str)  # a keep file is read together with the config
-    dealt = SELECTORS.pick(config.prune.selector).deals  # then a share depends on who takes part
-    share = 1.0 if dealt else config.prune.keep
-    keep = capacities(share, config.partition.clients, config.run.seed)
-    (plan,) = client_plans(config.plan, layers, keep, config.run.seed, task.t, [client])
+    yield from _impossible_steps(config, task)
+    plan = _expected_plan(config, client, layers, task)
+    if plan is None:
+        yield "the layers that it trains in full are not adjacent, as [devices] chooses them"
+        return
     for l, p in task.plan.layers.items():
         planned = plan.layers[l]
         allowed = [planned]
@@ -166,6 +168,42 @@ def _impossible(config: Config, client: int, layers: LayerMap, task: Task) -> It
                 f"the plan of {l} (send {p.send}, keep {p.keep:g}, train {p.train}, upload "
                 f"{p.upload}) is not the one that this config makes"
             )
+
+
+def _expected_plan(config: Config, client: int, layers: LayerMap, task: Task) -> ClientPlan | None:
+    """The plan that this config makes for this client and round; None if it makes none like this.
+
+    Where layers are chosen for devices, the server knows costs and other nodes' devices, and this
+    node does not.  Then any window of adjacent layers is possible, and what may leave the node is
+    for its policy to say (`layers.never_leave`).
+    """
+    seed = config.run.seed
+    if config.plan.layers == AUTO_LAYERS:
+        trained = [j for j, l in enumerate(layers.hidden) if l in task.plan.full_layers]
+        window: Window = (trained[0], trained[-1]) if trained else EMPTY
+        if trained and len(trained) != trained[-1] - trained[0] + 1:
+            return None
+        shares = {p.keep for p in task.plan.layers.values() if p.send == "pruned"}
+        return ClientPlan(
+            client, window_plans(layers, config.plan, window, max(shares, default=1.0))
+        )
+    dealt = SELECTORS.pick(config.prune.selector).deals  # then a share depends on who takes part
+    # A text means that shares are chosen for devices: a keep file was read with the config.
+    share = 1.0 if dealt or isinstance(config.prune.keep, str) else config.prune.keep
+    keep = capacities(share, config.partition.clients, seed)
+    (plan,) = client_plans(config.plan, layers, keep, seed, task.t, [client])
+    return plan
+
+
+def _impossible_steps(config: Config, task: Task) -> Iterator[str]:
+    """Steps and parts of a batch that no plan of this config has."""
+    steps, split, local = task.plan.steps, task.plan.split, config.local
+    if (steps or split > 1) and not config.devices.plans:
+        yield f"it has {steps} steps in {split} parts, which only plans for [devices] have"
+    if steps and (local.epochs or config.privacy.enabled or steps >= local.steps):
+        yield f"it has {steps} steps, and this config has {local.steps}"
+    if split > max(1, local.batch):
+        yield f"it computes batches of {local.batch} in {split} parts"
 
 
 def _asks_no_more(p: LayerPlan, planned: LayerPlan) -> bool:

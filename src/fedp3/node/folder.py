@@ -29,6 +29,8 @@ from fedp3.core.files import (
     write_json,
     write_secret,
 )
+from fedp3.devices.fleet_file import read_to_extend
+from fedp3.devices.settings import DeviceRow, row_of
 from fedp3.node.policy import FILE as POLICY
 from fedp3.node.policy import Policy, load_policy
 
@@ -106,6 +108,18 @@ def capacity_of(node: NodeConfig) -> float:
     if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
         raise InputError(f"--node-config capacity={share!r} is not a share in (0, 1]")
     return float(share)
+
+
+def device_of_node(node: NodeConfig) -> DeviceRow | None:
+    """What this node's owner says about its device: its line of a fleet file; None if nothing."""
+    named = node.get("device")
+    if not named:
+        return None
+    client, lines = client_of(node), read_to_extend(Path(str(named)))
+    device = lines.get(client) or (next(iter(lines.values())) if len(lines) == 1 else None)
+    if device is None:
+        raise InputError(f"--node-config device={named}: the file has no line for client {client}")
+    return row_of(device)
 
 
 def folder_of(node: NodeConfig) -> Path:

@@ -9,6 +9,7 @@ from typing import Any
 from fedp3.config import Config
 from fedp3.core.files import finite_or_none
 from fedp3.core.types import Task
+from fedp3.devices.settings import NODES
 from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.messages.codec import decode_task, room_for
 from fedp3.node.admission import check_task, refused_configs
@@ -69,12 +70,13 @@ def try_config(node: NodeSettings, config: Config, data_dir: Path | None = None)
     """Try a config against the policy of a node, without training and without any charge."""
     reasons = [f"{code}: {text}" for code, text in refused_configs(node.policy, config)]
     experiment = assemble(config, data_dir)
-    plans = experiment.first_plans
-    if node.client >= len(plans):
-        reasons.append(f"config: it has clients 0 to {len(plans) - 1}, this is {node.client}")
+    clients = config.partition.clients
+    if node.client >= clients:
+        reasons.append(f"config: it has clients 0 to {clients - 1}, this is {node.client}")
         return Trial(digest=config.digest(), reasons=tuple(reasons))
-    task = Task(t=0, plan=plans[node.client], weights={})
-    reasons += _refused_tasks(node, experiment, task)
+    if config.devices.fleet != NODES or experiment.server.fleet is not None:  # else plans follow
+        task = Task(t=0, plan=experiment.first_plans[node.client], weights={})
+        reasons += _refused_tasks(node, experiment, task)
     budget = experiment.server.budget
     if budget is None:
         return Trial(digest=config.digest(), reasons=tuple(reasons))

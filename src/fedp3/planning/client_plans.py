@@ -7,22 +7,23 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from fedp3.core.errors import PlanError
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.registry import NameIn
 from fedp3.core.settings import STRICT
 from fedp3.core.types import ClientPlan, Layer, LayerMap, LayerPlan
-from fedp3.planning.layer_sets import LAYER_SETS, LayerSets
+from fedp3.planning.layer_sets import AUTO, LAYER_SETS, LayerSets
 
 
 @dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
 class PlanSettings:
     """Which layers a client trains in full and uploads (L_i), and what becomes of the others."""
 
-    layers: Annotated[str, NameIn(LAYER_SETS)] = Field(
+    layers: Annotated[str, NameIn(LAYER_SETS, also=(AUTO,))] = Field(
         default="opu2",
         description="how L_i is chosen; opuK gives K adjacent hidden layers and the head, for any "
         "K (opu1-2: 1 or 2 of them; lowerb is opu1); prune-all: only the head is in L_i; "
-        "resnet-*: for resnet18",
+        "resnet-*: for resnet18; auto: chosen for each device of [devices]",
     )
     redraw: bool = Field(
         default=False, description="draw the layer sets anew each round instead of once for the run"
@@ -31,7 +32,7 @@ class PlanSettings:
         default="auto",
         description="layers outside L_i: train or freeze them, personal (they never leave the "
         "client), or skip their residual blocks; under LDP freeze, or noise (train them with the "
-        "same clip and noise); auto means train, and freeze under LDP",
+        "same clip and noise); auto means train, and freeze under LDP and where layers is auto",
     )
     head: Literal["shared", "personal", "personal_uploaded"] = Field(
         default="shared",
@@ -61,7 +62,7 @@ OTHERS: Mapping[str, LayerPlan] = {
 }
 
 
-def _outside(settings: PlanSettings, share: float) -> LayerPlan:
+def outside(settings: PlanSettings, share: float) -> LayerPlan:
     """The plan of a layer outside L_i at a device that can hold this share of it."""
     other = OTHERS[settings.others]
     if other.send != "pruned":
@@ -74,6 +75,11 @@ def layer_sets(
     settings: PlanSettings, layers: LayerMap, clients: int, seed: int, t: int
 ) -> LayerSets:
     """L_i of every client in round t."""
+    if settings.layers == AUTO:
+        raise PlanError(
+            "plan.layers = 'auto' chooses layers for devices, and no device is known here; with "
+            "[devices] fleet = 'nodes', the nodes of a Flower server report what they are"
+        )
     rng = stream(seed, Stream.PLAN, t if settings.redraw else 0)
     return LAYER_SETS.pick(settings.layers)(layers, clients, rng)
 
@@ -99,8 +105,8 @@ def client_plans(
 
     @cache  # clients with equal plans share one object
     def layer_plans(L_i: tuple[Layer, ...], share: float) -> Mapping[Layer, LayerPlan]:
-        outside = _outside(settings, share)
-        plans = {l: LayerPlan() if l in L_i else outside for l in layers.layers}
+        rest = outside(settings, share)
+        plans = {l: LayerPlan() if l in L_i else rest for l in layers.layers}
         plans[layers.head] = HEADS[settings.head]
         return plans
 

@@ -38,6 +38,7 @@ def _find_in_family(name: str) -> AssignLayers | None:
     return FAMILIES[family](sizes)
 
 
+AUTO = "auto"  # the layer set and the share `keep` that are chosen for each device
 LAYER_SETS: Registry[AssignLayers] = Registry("layer set", _find_in_family)
 
 

@@ -77,7 +77,8 @@ class PruneSettings:
         description="share of a pruned layer that a device can hold, in (0, 1]: one number for all "
         "clients; a list with one number per client; a shorter list of device classes, assigned at "
         "random to equally many clients each; a table such as {'0.125' = 0.2, '1.0' = 0.8} of "
-        "device classes and their share of the clients; or a CSV file with the columns client,keep",
+        "device classes and their share of the clients; a CSV file with the columns client,keep; "
+        "or auto: chosen for each device of [devices]",
     )
     selector: Annotated[str, NameIn(SELECTORS)] = Field(
         default="magnitude", description="which weights or units of a pruned layer are retained"

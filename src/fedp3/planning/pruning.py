@@ -166,6 +166,6 @@ def deal_units(plans: Sequence[ClientPlan], selector: str, parts: int) -> list[C
         }
 
     return [
-        ClientPlan(plan.client, with_share(plan), (j % parts, parts))
+        replace(plan, layers=with_share(plan), deal=(j % parts, parts))
         for j, plan in enumerate(plans)
     ]

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -15,6 +15,8 @@ from fedp3.core.files import json_line, read_object, write_atomic
 from fedp3.core.hashing import model_sha256
 from fedp3.core.trees import flatten, unflatten
 from fedp3.core.types import ClientState
+from fedp3.devices.buffer import Flight
+from fedp3.devices.round_ends import Visit
 from fedp3.server.context import ServerState
 
 RETAINED = 2  # checkpoints in a folder: the newest may be the one that a crash broke
@@ -35,6 +37,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, digest: str) -> None:
     aggregator, tensors = flatten(state.aggregator, "aggregator")
     tensors |= {f"W/{n}": w.contiguous() for n, w in state.W.items()}
     tensors |= {f"extra/{n}": w.contiguous() for n, w in state.extra.items()}
+    for version, W in state.versions.items():
+        tensors |= {f"version/{version}/{n}": w.contiguous() for n, w in W.items()}
     for i, rounds in checkpoint.clients.items():
         for t, client in rounds.items():
             tensors |= {f"client/{i}/{t}/{n}": w.contiguous() for n, w in client.tensors.items()}
@@ -47,6 +51,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, digest: str) -> None:
         "model_sha256": model_sha256(state.W),
         "seen": dict(state.seen),
         "void": state.void,
+        "clock": state.clock,
+        "flying": [[flight.version, asdict(flight.visit)] for flight in state.flying],
         "aggregator": aggregator,
         "torch": torch.__version__,
     }
@@ -110,12 +116,24 @@ def _read(place: Path, t: int, digest: str) -> Checkpoint:
         seen={int(i): int(r) for i, r in manifest["seen"].items()},
         void=int(manifest["void"]),
         extra=_under("extra/", tensors),
+        clock=int(manifest["clock"]),
+        flying=tuple(Flight(v, Visit(**visit)) for v, visit in manifest["flying"]),
+        versions=_versions(_under("version/", tensors)),
     )
     return Checkpoint(state, _client_states(_under("client/", tensors)))
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {n.removeprefix(prefix): w for n, w in tensors.items() if n.startswith(prefix)}
+
+
+def _versions(tensors: Mapping[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    """From names "round/tensor" to the model of each round."""
+    models: dict[int, dict[str, Tensor]] = {}
+    for name, w in tensors.items():
+        version, n = name.split("/", 1)
+        models.setdefault(int(version), {})[n] = w
+    return models
 
 
 def _client_states(tensors: Mapping[str, Tensor]) -> dict[int, dict[int, ClientState]]:

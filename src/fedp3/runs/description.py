@@ -15,6 +15,7 @@ from fedp3 import __version__, config
 from fedp3.core.hashing import model_sha256
 from fedp3.core.types import ClientPlan, LayerPlan
 from fedp3.costs.traffic import reductions, traffic
+from fedp3.devices.settings import row_of
 from fedp3.experiment.assemble import Experiment
 from fedp3.experiment.fingerprint import fingerprint
 from fedp3.planning.coverage import coverage
@@ -51,6 +52,9 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "command": " ".join(["fedp3", *sys.argv[1:]]),
         "warnings": warnings_of(experiment),
     }
+    if server.fleet is not None:
+        rows = zip(map(row_of, server.fleet.devices), server.fleet.devices, strict=True)
+        about["devices"] = [asdict(row) | {"kind": device.kind} for row, device in rows]
     if server.budget is not None:
         about["privacy"] = _planned(experiment)
     if server.client_level is not None:
@@ -132,6 +136,8 @@ def result_of(
 
     densities = [e["density"] for e in events if e["density"] is not None]
     kinds = {kind: getattr(final, kind) for kind in ("G", "D", "P")}
+    clocks = [e["clock"] for e in events if e.get("clock") is not None]
+    energies = [clock["joules"] for clock in clocks]
     return {
         "out": str(folder) if folder else None,
         "method": experiment.config.method,
@@ -148,6 +154,8 @@ def result_of(
         "late": sum(len(e["late"]) for e in events),
         "void": sum(bool(e["void"]) for e in events),
         "density": sum(densities) / len(densities) if densities else None,
+        "virtual_seconds": clocks[-1]["ended"] if clocks else None,
+        "joules": None if not clocks or None in energies else math.fsum(energies),
         "final": {kind: asdict(a) if a is not None else None for kind, a in kinds.items()},
     }
 

@@ -60,6 +60,8 @@ def as_event(record: RoundRecord) -> dict[str, Any]:
     for kind in ("G", "D", "P"):
         if event[kind] is not None:
             event[kind] = asdict(event[kind])
+    if record.clock is not None:
+        event["clock"] = asdict(record.clock)
     event["rejected"] = {
         i: {"code": str(r.code), "text": r.text} for i, r in record.rejected.items()
     }

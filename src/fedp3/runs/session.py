@@ -152,6 +152,7 @@ def train(
         how_to_resume: what to type, for the error text where the folder holds a run.
     """
     watch = watch or watch_with(None)
+    _ = experiment.first_plans  # a mistake in them shows before anything is written
     if folder is None:
         return _train_from(experiment, None, make_engine, None, watch, warn or tell)
     if not resume:

@@ -281,3 +281,6 @@ AGGREGATORS.add("simple", weighted_mean(simple))
 AGGREGATORS.add("examples", weighted_mean(examples))
 AGGREGATORS.add("weighted", weighted_mean(weighted))
 AGGREGATORS.add("distance", distance)
+# Rules that mean the same for an update that is moved together with the model: their weights do not
+# depend on where it is.
+MEANS_OF_CHANGES = frozenset({"simple", "examples", "weighted"})

@@ -7,6 +7,9 @@ from typing import Any
 from fedp3.client.context import RunSpec
 from fedp3.core.settings import RunSettings
 from fedp3.core.types import LayerMap, Params, Rejection
+from fedp3.devices.buffer import Flight
+from fedp3.devices.clock import RoundClock
+from fedp3.devices.run_fleet import RunFleet
 from fedp3.planning.client_plans import PlanSettings
 from fedp3.privacy.settings import Budget
 from fedp3.server.aggregators import Aggregator
@@ -28,6 +31,7 @@ class ServerContext:
         budget: the privacy limit of LDP; None without LDP.
         client_level: client-level DP, whose release then takes the place of the aggregator; None
             without it.
+        fleet: the clients' devices; None if they are not described.
     """
 
     spec: RunSpec
@@ -38,6 +42,7 @@ class ServerContext:
     examples: Mapping[int, int]
     budget: Budget | None = None
     client_level: ClientLevel | None = None
+    fleet: RunFleet | None = None
 
     @property
     def layers(self) -> LayerMap:
@@ -54,6 +59,11 @@ class ServerContext:
         """How many clients take part in a round, if all are eligible."""
         return self.run.clients_per_round or self.clients
 
+    @property
+    def redraws(self) -> bool:
+        """Whether plans change from round to round."""
+        return self.plan.redraw or (self.fleet is not None and self.fleet.redraws)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerState:
@@ -66,6 +76,9 @@ class ServerState:
         seen: the last round in which each client was accepted.
         void: the number of void rounds in a row.
         extra: the tensors of the method's exchange.
+        clock: the virtual time, in microseconds; 0 where devices are not described.
+        flying: where rounds overlap, the clients that compute.
+        versions: the models of earlier rounds that these clients started from.
     """
 
     t: int
@@ -74,6 +87,9 @@ class ServerState:
     seen: Mapping[int, int] = field(default_factory=dict)
     void: int = 0
     extra: Params = field(default_factory=dict)
+    clock: int = 0
+    flying: tuple[Flight, ...] = ()
+    versions: Mapping[int, Params] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,6 +113,7 @@ class RoundRecord:
     aggregator: Mapping[int, float] = field(default_factory=dict)  # its report for each client
     epsilon: float | None = None  # under LDP, the largest that any client has spent
     client_epsilon: float | None = None  # under client-level DP, of all releases so far
+    clock: RoundClock | None = None  # the round in virtual time, where devices are described
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,13 +8,15 @@ and client, so that no generator has a state.
 import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fedp3.core.errors import RunError
 from fedp3.core.memo import once_per_plan
 from fedp3.core.types import AcceptedUpdate, ClientPlan, Execute, Params, Reply, Task
 from fedp3.costs.traffic import traffic
+from fedp3.devices.clock import RoundClock, next_available
+from fedp3.devices.run_fleet import RunFleet, fleet_plans
 from fedp3.planning.client_plans import client_plans
 from fedp3.planning.dispatch import dispatched_tasks, global_tasks, training_tasks
 from fedp3.planning.participation import eligible_clients, sample_clients
@@ -22,10 +24,19 @@ from fedp3.planning.pruning import deal_units
 from fedp3.privacy.client_level.budget import EVERYBODY
 from fedp3.privacy.client_level.mechanism import poisson_clients
 from fedp3.privacy.ledger import Ledger
+from fedp3.server.buffered import (
+    arrived_tasks,
+    buffer_round,
+    moved,
+    recorded_buffer,
+    used_flights,
+    versions_in_use,
+)
 from fedp3.server.client_level import private_step
 from fedp3.server.context import FinalEvaluation, RoundRecord, ServerContext, ServerState
 from fedp3.server.evaluation import Accuracy, accuracy
 from fedp3.server.gate import GateResult, admit, all_finite
+from fedp3.server.virtual_time import timed_round
 
 
 def plans_for(context: ServerContext, t: int) -> tuple[ClientPlan, ...]:
@@ -38,19 +49,37 @@ def plans_for(context: ServerContext, t: int) -> tuple[ClientPlan, ...]:
 def _plans(
     context: ServerContext, t: int, clients: Sequence[int] | None = None
 ) -> tuple[ClientPlan, ...]:
+    fleet = context.fleet
+    if fleet is not None and fleet.classes:
+        plans = fleet_plans(fleet, context.spec.seed, t)
+        return tuple(plans[i] for i in (range(context.clients) if clients is None else clients))
     return client_plans(context.plan, context.layers, context.keep, context.spec.seed, t, clients)
 
 
 def _eligible(context: ServerContext, t: int, ledger: Ledger | None) -> list[int]:
-    return eligible_clients(context.examples, t, None if ledger is None else ledger.can_pay)
+    """Clients that have samples, a device that can take part, and under LDP budget left."""
+    clients = eligible_clients(context.examples, t, None if ledger is None else ledger.can_pay)
+    return clients if context.fleet is None else [i for i in clients if i in context.fleet.able]
 
 
-def _participants(context: ServerContext, t: int, ledger: Ledger | None) -> list[int]:
-    """C_t: a fixed number of clients, or under client-level DP each client by its own coin."""
-    eligible, mode = _eligible(context, t, ledger), context.client_level
+def _participants(
+    context: ServerContext, t: int, ledger: Ledger | None, clock: int
+) -> tuple[list[int], int]:
+    """C_t, and the virtual time at which the round begins.
+
+    C_t is a fixed number of clients, or under client-level DP each client by its own coin.  Where
+    devices are described, only those that are available are drawn from; if none is, the round
+    begins when the first one becomes available.
+    """
+    eligible, run, fleet = _eligible(context, t, ledger), context.run, context.fleet
+    mode = context.client_level
+    if fleet is not None:
+        clock, eligible = next_available(fleet.timings, eligible, clock)
+        run = replace(run, clients_per_round=fleet.asked(context.participants))
     if mode is None:
-        return sample_clients(eligible, context.run, t)
-    return poisson_clients(eligible, context.clients, mode.budget.mechanism, context.spec.seed, t)
+        return sample_clients(eligible, run, t), clock
+    mechanism = mode.budget.mechanism
+    return poisson_clients(eligible, context.clients, mechanism, context.spec.seed, t), clock
 
 
 def run_round(
@@ -72,11 +101,51 @@ def run_round(
         releases: charged for the model of this round; None without client-level DP.
     """
     began, t = time.perf_counter(), state.t
-    clients = _participants(context, t, ledger)  # Alg. 1, l. 4
     evaluate = _evaluates(context, t)
+    if context.fleet is not None and context.fleet.mode.end is None:
+        happened = _overlapping_round(context, context.fleet, state, execute, evaluate=evaluate)
+    else:
+        happened = _separate_round(
+            context, state, execute, ledger, fleet, releases, evaluate=evaluate
+        )
+    new, result = happened.state, happened.result
+    record = _record(context, t, happened.tasks, result, new)
+    record = replace(record, clock=happened.clock)
+    if evaluate:
+        G, D = _global_and_dispatched(context, new, execute, plans_for(context, new.t))
+        record = replace(record, G=G, D=D, P=accuracy(u.update for u in result.accepted))
+    if ledger is not None:
+        record = replace(record, epsilon=ledger.epsilon_max())
+    if releases is not None:
+        record = replace(record, client_epsilon=releases.epsilon_max())
+    return new, replace(record, seconds=time.perf_counter() - began)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Happened:
+    """What happened in a round, before it is recorded."""
+
+    state: ServerState
+    tasks: Sequence[Task]
+    result: GateResult
+    clock: RoundClock | None
+
+
+def _separate_round(
+    context: ServerContext,
+    state: ServerState,
+    execute: Execute,
+    ledger: Ledger | None,
+    fleet: Sequence[ClientPlan] | None,
+    releases: Ledger | None,
+    *,
+    evaluate: bool,
+) -> _Happened:
+    """A round that begins when the one before it has ended."""
+    t, spec = state.t, context.spec
+    clients, start = _participants(context, t, ledger, state.clock)  # Alg. 1, l. 4
     plans = [fleet[i] for i in clients] if fleet is not None else _plans(context, t, clients)
-    dealt = deal_units(plans, context.spec.pruning.selector, len(clients))
-    spec = context.spec
+    dealt = deal_units(plans, spec.pruning.selector, len(clients))
     tasks = training_tasks(  # Alg. 1, ll. 5-6
         state.W,
         dealt,
@@ -92,16 +161,38 @@ def run_round(
         ledger.charge(clients, t)
     if releases is not None:
         releases.charge([EVERYBODY], t)
-    new, result = _advance(context, state, tasks, execute(tasks))  # Alg. 1, ll. 7-14
-    record = _record(context, t, tasks, result, new)
-    if evaluate:
-        G, D = _global_and_dispatched(context, new, execute, plans_for(context, new.t))
-        record = replace(record, G=G, D=D, P=accuracy(u.update for u in result.accepted))
-    if ledger is not None:
-        record = replace(record, epsilon=ledger.epsilon_max())
-    if releases is not None:
-        record = replace(record, client_epsilon=releases.epsilon_max())
-    return new, replace(record, seconds=time.perf_counter() - began)
+    timed = timed_round(context, dealt, start)
+    in_time = [task for task in tasks if task.plan.client in timed.used]
+    new, result = _advance(context, state, in_time, execute(in_time))  # Alg. 1, ll. 7-14
+    result.late = sorted([*result.late, *timed.late])
+    new = replace(new, clock=timed.ended)
+    return _Happened(state=new, tasks=tasks, result=result, clock=timed.record)
+
+
+def _overlapping_round(
+    context: ServerContext,
+    fleet: RunFleet,
+    state: ServerState,
+    execute: Execute,
+    *,
+    evaluate: bool,
+) -> _Happened:
+    """A round whose clients may have started in earlier ones."""
+    eligible = _eligible(context, state.t, None)
+    plans = {plan.client: plan for plan in _plans(context, state.t)}
+    buffer = buffer_round(context, fleet, state, eligible, plans)
+    used = used_flights(buffer)
+    plans_of = {state.t: plans}
+    for version in {flight.version for flight in used} - {state.t}:
+        plans_of[version] = {plan.client: plan for plan in _plans(context, version)}
+    tasks = arrived_tasks(context, state, used, plans_of, evaluate=evaluate)
+    new, result = _advance(context, state, tasks, execute(tasks))
+    gone = [f.visit.client for f in buffer.arrived if f not in used]
+    result.late = sorted([*result.late, *gone])
+    clock = recorded_buffer(buffer, fleet, state.clock)
+    versions = versions_in_use(state, buffer.flying)
+    new = replace(new, clock=buffer.ended, flying=buffer.flying, versions=versions)
+    return _Happened(state=new, tasks=tasks, result=result, clock=clock)
 
 
 def run(
@@ -123,7 +214,7 @@ def run(
     Raises:
         RunError: after `max_void` void rounds in a row.
     """
-    fleet = None if context.plan.redraw else _plans(context, 0)
+    fleet = None if context.redraws else _plans(context, 0)
     while state.t < context.run.rounds and _affordable(context, state.t, ledger, releases):
         state, record = run_round(context, state, execute, ledger, fleet, releases)
         yield state, record
@@ -218,7 +309,7 @@ def _advance(
     """
     result = GateResult()
     updates = admit(replies, tasks, context.spec, context.examples, state.extra, result)
-    W, aggregator_state = _aggregate(context, state, updates)
+    W, aggregator_state = _aggregate(context, state, moved(updates, state))
     for _ in updates:  # an aggregator may stop early; the gate must see every reply
         pass
     result.late.sort()
@@ -232,7 +323,7 @@ def _advance(
             extra, [u.update.extra for u in result.accepted], context.clients
         )
         extra = combined if all_finite(combined) else extra
-    seen = {**state.seen, **{u.client: state.t for u in result.accepted}}
+    seen = {**state.seen, **{u.client: u.update.t for u in result.accepted}}
     new = ServerState(
         t=state.t + 1, W=W, aggregator=aggregator_state, seen=seen, void=0, extra=extra
     )

@@ -52,6 +52,7 @@ from fedp3.node.folder import (
     NodeSettings,
     capacity_of,
     client_of,
+    device_of_node,
     folder_of,
     keep_refused_task,
     log_refusal,
@@ -251,6 +252,7 @@ def _introduce(
             client=holding.client,
             examples=len(shard.train),
             capacity=capacity_of(context.node_config),
+            device=device_of_node(context.node_config),
             digest=holding.config.digest(),
         )
     )

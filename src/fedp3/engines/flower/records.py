@@ -5,27 +5,30 @@ A frame is sent as one Array of raw bytes, which Flower splits into chunks and n
 
     task     "fedp3" {frame}   "about" {run, mechanism, permit}  [and "state", in simulation]
     reply    "fedp3" {frame}   or "failure" {code}               [and "state", in simulation]
-    query    answered by "node" {client, examples, capacity, digest}
+    query    answered by "node" {client, examples, capacity, digest, device}
 """
 
 import json
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from pydantic import TypeAdapter
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
 from fedp3.core.errors import CodecError
 from fedp3.core.types import ClientState
+from fedp3.devices.settings import DeviceRow
 from fedp3.node.context import Request
 from fedp3.node.permits import permit_text, read_permit
 from fedp3.node.refusal import RefusalCode, meaning
 from fedp3.privacy.settings import Mechanism
 
 FRAME, STATE, ABOUT, FAILURE, NODE = "fedp3", "state", "about", "failure", "node"
+DEVICE_ROW: TypeAdapter[DeviceRow] = TypeAdapter(DeviceRow)
 REASON_LIMIT = 500  # characters of a node's text that are used
 
 
@@ -37,6 +40,7 @@ class Identity:
     examples: int
     capacity: float  # the share of a layer that it can hold; 1 means all of it
     digest: str  # of the config it was set up with
+    device: DeviceRow | None = None  # what its device can do, if its owner says so
 
 
 # --------------------------------------------------------------------------- frames
@@ -107,6 +111,7 @@ def identity_record(identity: Identity) -> RecordDict:
             "examples": identity.examples,
             "capacity": float(identity.capacity),
             "digest": identity.digest,
+            "device": "" if identity.device is None else json.dumps(asdict(identity.device)),
         }
     )
     return RecordDict({NODE: record})
@@ -126,7 +131,21 @@ def identity_of(content: RecordDict) -> Identity:
         raise CodecError("its capacity is not a share in (0, 1]")
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise CodecError("its config has no digest")
-    return Identity(client=client, examples=examples, capacity=capacity, digest=digest)
+    device = _device_of(keys.get("device", ""))
+    return Identity(
+        client=client, examples=examples, capacity=capacity, digest=digest, device=device
+    )
+
+
+def _device_of(text: object) -> DeviceRow | None:
+    """The device in a node's answer, with every number checked; None if it reports none."""
+    if text == "":
+        return None
+    try:
+        row = DEVICE_ROW.validate_json(str(text)[:REASON_LIMIT], strict=True)
+    except ValueError:
+        raise CodecError("its device is not readable") from None
+    return replace(row, name=clean(row.name))
 
 
 # --------------------------------------------------------------------------- what comes with a task

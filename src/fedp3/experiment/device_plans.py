@@ -1,0 +1,80 @@
+"""The devices that a config describes, with plans for them."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fedp3.client.context import ClientContext
+from fedp3.config import Config
+from fedp3.core.types import ClientPlan, Params
+from fedp3.costs.compute import measure
+from fedp3.costs.table import ClientCost
+from fedp3.devices.options import KEEPS, transfer_and_work
+from fedp3.devices.run_fleet import RunFleet, as_planned, plan_shares, plan_windows, run_devices
+from fedp3.devices.settings import NODES
+from fedp3.devices.table import Device
+from fedp3.methods import METHODS
+from fedp3.planning.layer_sets import AUTO
+from fedp3.server.context import ServerContext
+from fedp3.server.rounds import plans_for
+
+
+def with_fleet(
+    server: ServerContext,
+    config: Config,
+    client: ClientContext,
+    extra: Params,
+    reported: tuple[Device, ...] | None = None,
+) -> ServerContext:
+    """What the server knows, with the devices that a config describes and plans for them.
+
+    Windows of layers are chosen where the method has layer sets, and shares where it trains
+    sub-models.  Otherwise plans are as the config makes them, and devices without the memory for
+    them do not take part.  Where nodes report their devices and samples, nothing is planned before
+    they have done so.
+
+    Args:
+        server: what the server knows otherwise.
+        config: the run.
+        client: what all clients share.
+        extra: the method's tensors.
+        reported: the devices that nodes reported; None before they have.
+    """
+    settings, examples = config.devices, server.examples
+    awaits = settings.fleet == NODES and reported is None
+    if not settings.described or awaits or not any(examples.values()):
+        return server
+    devices = reported or run_devices(settings, server.clients, config.run.seed)
+    profile = measure(client.net, tuple(client.data.x.shape[1:]))
+    if config.plan.layers == AUTO:
+        fleet = plan_windows(settings, devices, config.plan, client, profile, examples, extra)
+        return replace(server, fleet=fleet)
+    if config.prune.keep == AUTO:
+
+        def plans_at(keep: float) -> tuple[ClientPlan, ...]:
+            return plans_for(replace(server, keep=(keep,) * server.clients), 0)
+
+        levels = _levels(config.method)
+        fleet, keep = plan_shares(
+            settings, devices, levels, plans_at, client, profile, examples, extra
+        )
+        return replace(server, fleet=fleet, keep=keep)
+    plans = plans_for(server, 0)
+    fleet = as_planned(settings, devices, plans, client, profile, examples, extra)
+    return replace(server, fleet=fleet)
+
+
+def on_devices(costs: Sequence[ClientCost], fleet: RunFleet) -> list[ClientCost]:
+    """The costs of all clients, with the seconds and the binding limits of their devices."""
+    placed = []
+    for cost in costs:
+        device, binding = fleet.devices[cost.id], fleet.binding[cost.id]
+        down, up = round(1e6 * cost.mb_down), round(1e6 * cost.mb_up)
+        seconds = sum(transfer_and_work(device, down, up, cost.gflop))
+        placed.append(replace(cost, seconds=seconds, binding=binding))
+    return placed
+
+
+def _levels(method: str) -> Sequence[float]:
+    """The shares that a method of sub-models knows."""
+    keep = METHODS.pick(method).settings.get("prune", {}).get("keep")
+    return keep if isinstance(keep, list) else KEEPS
