@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fedp3.report import text
-from fedp3.report.device_svg import fleet_frame, log_limits, log_ticks, places, radius
+from fedp3.report.device_svg import fleet_frame, labels, log_limits, log_ticks, places, radius
 from fedp3.report.fleets import NOTHING, Cluster, Fleet
 from fedp3.report.svg import Frame
 from fedp3.report.timelines import COMPUTE, DOWN, UP, WAITS, Bar, Timeline, note
@@ -57,8 +57,12 @@ def _fleet(ax: Any, name: str, shown: Fleet) -> None:
         axis.set_ticks([], minor=True)
     ax.set(title=name, xlabel="GFLOP/s", ylabel="memory, GB")
     frame = replace(fleet_frame(shown, *AXES_POINTS), left=0, right=0, top=0, bottom=0)
+    r = radius(shown, frame.width)
     for cluster in shown.clusters:
-        _dots(ax, cluster, frame, radius(shown))
+        _dots(ax, cluster, frame, r)
+    for device, box in labels(shown, frame, r):
+        x, y = _value(frame, box.left, (box.top + box.bottom) / 2)
+        ax.text(x, y, device, va="center", size=8.5, color=GREY)
     shapes = [
         Line2D([], [], ls="", marker=MARKERS.get(kind, OTHER_MARKER), color=GREY, label=kind)
         for kind in shown.kinds
@@ -76,11 +80,7 @@ def _fleet(ax: Any, name: str, shown: Fleet) -> None:
 
 
 def _dots(ax: Any, cluster: Cluster, frame: Frame, r: float) -> None:
-    (x0, x1), (y0, y1) = frame.x, frame.y
-    spots = [
-        (10 ** (x0 + (x1 - x0) * x / frame.width), 10 ** (y1 - (y1 - y0) * y / frame.height))
-        for x, y in places(cluster, frame, r)
-    ]
+    spots = [_value(frame, x, y) for x, y in places(cluster, frame, r)]
     ax.scatter(
         *zip(*spots, strict=True),
         c=[_colour(dot.level) for dot in cluster.dots],
@@ -89,6 +89,12 @@ def _dots(ax: Any, cluster: Cluster, frame: Frame, r: float) -> None:
         linewidths=0,
         zorder=2,
     )
+
+
+def _value(frame: Frame, x: float, y: float) -> tuple[float, float]:
+    """Speed and memory at a pixel of a frame without margins."""
+    (x0, x1), (y0, y1) = frame.x, frame.y
+    return 10 ** (x0 + (x1 - x0) * x / frame.width), 10 ** (y1 - (y1 - y0) * y / frame.height)
 
 
 def _colour(level: int) -> str:
@@ -137,7 +143,7 @@ def _timeline(ax: Any, name: str, shown: Timeline) -> None:
     outcomes.spines["right"].set_visible(False)
     first, last = shown.limits
     ax.set(xlim=(first / unit.size, last / unit.size), ylim=(len(shown.bars) - 0.5, -0.5))
-    ax.set(xlabel=f"{unit.name} since the start of the round")
+    ax.set(xlabel=f"{unit.words} since the start of the round")
     ax.set_title(f"{name}: {note(shown)}", pad=24, fontsize=10, fontweight="normal")
     ax.grid(visible=False, axis="y")
     keys = [Patch(color=PHASE_COLOURS[k], label=meaning) for k, meaning in shown.legend.items()]

@@ -131,9 +131,8 @@ def class_table(classes: Sequence[DeviceClass]) -> Table:
                 text.number(c.gflops),
                 text.number(mean(c.seconds)),
                 limits_text(c.limits),
-                text.percent(c.used),
-                text.percent_stat(c.D),
-                text.percent_stat(c.P),
+                text.NONE if c.used is None else f"{100 * c.used:.0f}{text.NBSP}%",
+                *(text.percent_stat(a).replace(" ", text.NBSP) for a in (c.D, c.P)),
             )
             for c in classes
         ),

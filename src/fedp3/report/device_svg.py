@@ -19,7 +19,7 @@ from fedp3.report.svg import Frame, short, tick_text, ticks
 from fedp3.report.timelines import PHASES, Bar, Phase, Timeline
 
 M = Markup
-CHARACTER = 6.4  # pixels of an average character of a label
+CHARACTER = 6.6  # pixels of an average character of a label
 LINE = 14.0  # height of a label
 
 
@@ -53,14 +53,14 @@ def timeline_picture(shown: Timeline, key: str, width: int = 560) -> Markup:
         width: width of the drawing.
     """
     f = timeline_frame(shown, width)
-    body = [_seconds_axis(f)]
-    body += [_bar(bar, j, shown.seconds, f) for j, bar in enumerate(shown.bars)]
     end, _ = f.position(shown.seconds, 0)
-    body.append(
-        M('<line class="end" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>').format(
-            end, TOP, f.height - BELOW + 4
-        )
-    )
+    line = M('<line class="end" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>')
+    body = [
+        _seconds_axis(f),
+        *(_bar(bar, j, shown.seconds, f) for j, bar in enumerate(shown.bars)),
+        line.format(end, TOP, f.height - BELOW + 4),
+        *(_names(bar, j, f) for j, bar in enumerate(shown.bars)),
+    ]
     mark = M('<rect class="mark" x="2" y="{}" width="{}" height="{}" rx="4"/>').format(
         -ROW / 2, width - 4, ROW
     )
@@ -87,25 +87,29 @@ def _seconds_axis(f: Frame) -> Markup:
     rule = M('<line class="rule" x1="{0:.1f}" x2="{0:.1f}" y1="{1}" y2="{2}"/>')
     label = M('<text class="tick" x="{:.1f}" y="{}">{}</text>')
     title = M('<text class="axis" x="{}" y="{}">{} since the start of the round</text>')
-    parts = [title.format(f.width // 2, f.height - 5, unit.name)]
+    parts = [title.format(f.width // 2, f.height - 5, unit.words)]
     for v in values:
         x, _ = f.position(v * unit.size, 0)
         parts += [rule.format(x, f.top, bottom), label.format(x, bottom + 18, show(v))]
     return M("").join(parts)
 
 
+def _names(bar: Bar, j: int, f: Frame) -> Markup:
+    """Who it is, and what became of its work."""
+    _, top = f.position(0, j)
+    name = M('<text class="tick total halo" x="{}" y="{:.1f}">{}</text>')
+    outcome = M('<text class="tick y halo{}" x="{}" y="{:.1f}">{}</text>')
+    room = int((f.width - f.left - f.right) / CHARACTER) - len(bar.outcome) - 2
+    missed = " missed" if bar.missed else ""
+    return name.format(f.left, top + 12, short(_who(bar), max(12, room))) + outcome.format(
+        missed, f.width - f.right, top + 12, bar.outcome
+    )
+
+
 def _bar(bar: Bar, j: int, seconds: float, f: Frame) -> Markup:
     _, top = f.position(0, j)
-    name = M('<text class="tick total" x="{}" y="{:.1f}">{}</text>')
-    outcome = M('<text class="tick y{}" x="{}" y="{:.1f}">{}</text>')
-    room = int((f.width - f.left - f.right) / CHARACTER) - len(bar.outcome) - 2
-    parts = [
-        name.format(f.left, top + 12, short(_who(bar), max(12, room))),
-        outcome.format(" missed" if bar.missed else "", f.width - f.right, top + 12, bar.outcome),
-    ]
-    for phase in bar.phases:
-        parts += [_stretch(p, top + 16, seconds, f) for p in _split(phase, seconds)]
-    return M("").join(parts)
+    parts = [p for phase in bar.phases for p in _split(phase, seconds)]
+    return M("").join(_stretch(p, top + 16, seconds, f) for p in parts)
 
 
 def _split(phase: Phase, seconds: float) -> list[Phase]:
@@ -166,6 +170,15 @@ class Box:
             and other.top < self.bottom
         )
 
+    def within(self, other: "Box") -> bool:
+        """Whether the other one contains it."""
+        return (
+            other.left <= self.left
+            and self.right <= other.right
+            and other.top <= self.top
+            and self.bottom <= other.bottom
+        )
+
 
 def log_ticks(low: float, high: float) -> list[float]:
     """Values 1, 2 and 5 times a power of ten between two positive limits, or only the powers."""
@@ -196,10 +209,10 @@ def fleet_frame(shown: Fleet, width: int, height: int) -> Frame:
     )
 
 
-def radius(shown: Fleet) -> float:
+def radius(shown: Fleet, width: float) -> float:
     """Pixels from the centre of a dot to its edge: the more dots, the smaller."""
     dots = sum(len(cluster.dots) for cluster in shown.clusters)
-    return min(5.0, max(2.2, 50 / math.sqrt(dots)))
+    return min(5.0, max(1.6, 0.09 * width / math.sqrt(dots)))
 
 
 def centre(cluster: Cluster, f: Frame) -> tuple[float, float]:
@@ -212,7 +225,7 @@ def places(cluster: Cluster, f: Frame, r: float) -> list[tuple[float, float]]:
     x, y = centre(cluster, f)
     if len(cluster.dots) == 1:
         return [(x, y)]
-    away = [1.15 * r * math.sqrt(k + 0.5) for k in range(len(cluster.dots))]
+    away = [1.3 * r * math.sqrt(k + 0.5) for k in range(len(cluster.dots))]
     return [
         (x + d * math.cos(k * GOLDEN_ANGLE), y + d * math.sin(k * GOLDEN_ANGLE))
         for k, d in enumerate(away)
@@ -235,11 +248,12 @@ def fleet_picture(shown: Fleet, key: str, width: int = 560, height: int = 380) -
         width: width of the drawing.
         height: height of the drawing.
     """
-    f, r = fleet_frame(shown, width, height), radius(shown)
+    f, r = fleet_frame(shown, width, height), radius(shown, width)
     body = [_log_axes(f)]
     for cluster in shown.clusters:
         body += _dots(cluster, f, r)
-    body += _labels(shown, f, r)
+    label = M('<text class="tick total halo" x="{:.1f}" y="{:.1f}">{}</text>')
+    body += [label.format(box.left, box.bottom - 3, name) for name, box in labels(shown, f, r)]
     mark = M('<circle class="mark" r="{:.1f}"/>').format(r + 2)
     return M(
         '<svg viewBox="0 0 {} {}" role="img" aria-label="{}" data-spots="{}">{}{}</svg>'
@@ -318,23 +332,26 @@ def level_class(level: int) -> str:
     return "grey" if level == NOTHING else f"s{level}"
 
 
-def _labels(shown: Fleet, f: Frame, r: float) -> list[Markup]:
-    """Names of devices where there is room, those with most clients first."""
+def labels(shown: Fleet, f: Frame, r: float) -> list[tuple[str, Box]]:
+    """Names of devices where there is room, those with most clients first.
+
+    Args:
+        shown: the fleet.
+        f: the frame.
+        r: radius of a dot.
+    """
     clusters = sorted(shown.clusters, key=lambda c: (-len(c.dots), c.device))
     taken = [extent(cluster, f, r) for cluster in clusters]
     inside = Box(f.left, f.top, f.width, f.height - f.bottom)
-    label = M('<text class="tick total" x="{:.1f}" y="{:.1f}">{}</text>')
-    parts = []
+    placed = []
     for cluster, around in zip(clusters, list(taken), strict=True):
         name = short(cluster.device, 22)
         for box in _rooms(around, CHARACTER * len(name)):
-            fits = box.left >= inside.left and box.right <= inside.right
-            fits = fits and box.top >= inside.top and box.bottom <= inside.bottom
-            if fits and not any(box.meets(other) for other in taken):
+            if box.within(inside) and not any(box.meets(other) for other in taken):
                 taken.append(box)
-                parts.append(label.format(box.left, box.bottom - 3, name))
+                placed.append((name, box))
                 break
-    return parts
+    return placed
 
 
 def _rooms(around: Box, width: float) -> list[Box]:
@@ -342,7 +359,7 @@ def _rooms(around: Box, width: float) -> list[Box]:
     x, y = (around.left + around.right) / 2, (around.top + around.bottom) / 2
     corners = [
         (around.right + 3, y - LINE / 2),
-        (around.left - 3 - width, y - LINE / 2),
+        (around.left - 5 - width, y - LINE / 2),
         (x - width / 2, around.top - 1 - LINE),
         (x - width / 2, around.bottom + 1),
     ]
@@ -351,7 +368,7 @@ def _rooms(around: Box, width: float) -> list[Box]:
 
 def fleet_tips(shown: Fleet, width: int = 560, height: int = 380) -> dict[str, Any]:
     """What each client of a fleet shows on hover."""
-    f, r = fleet_frame(shown, width, height), radius(shown)
+    f, r = fleet_frame(shown, width, height), radius(shown, width)
     spots = [spot for cluster in shown.clusters for spot in places(cluster, f, r)]
     dots = [(cluster.device, dot) for cluster in shown.clusters for dot in cluster.dots]
     return {

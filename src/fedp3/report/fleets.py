@@ -121,5 +121,5 @@ def _note(clients: Sequence[Json], *, redrawn: bool) -> str:
     which = " in round 1" if redrawn else ""
     return (
         "One dot per client; those with the same device lie side by side. The colour says how many "
-        f"layers the client trains in full{which}. Binding limits: {shown}."
+        f"layers the client trains in full{which}. Clients by binding limit: {shown}."
     )

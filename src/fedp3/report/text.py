@@ -15,9 +15,10 @@ class Unit:
 
     name: str
     size: float
+    words: str = ""  # the name in full, if it is shown alone
 
 
-TIMES = (Unit("s", 1), Unit("min", 60), Unit("h", 3600))
+TIMES = (Unit("s", 1, "seconds"), Unit("min", 60, "minutes"), Unit("h", 3600, "hours"))
 ENERGIES = (Unit("J", 1), Unit("kJ", 1e3), Unit("MJ", 1e6))
 
 

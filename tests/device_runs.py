@@ -49,15 +49,27 @@ def add_devices(
     devices = make_fleet(fleet, len(clients), seed)
     numbers = ("name", "kind", "memory_mb", "gflops", "mbps_down", "mbps_up", "available", "watts")
     about["devices"] = [{key: getattr(d, key) for key in numbers} for d in devices]
+    layers = about["layers"]
+    names = sorted(
+        {d.name for d in devices}, key=lambda name: min(d.gflops for d in devices if d.name == name)
+    )
     by_id = {}
-    for i, (client, device) in enumerate(zip(clients, devices, strict=True)):
+    for client, device in zip(clients, devices, strict=True):
         times = {
             "down": slower * 40 / device.mbps_down,
             "compute": slower * 150 / device.gflops,
             "up": slower * 10 / device.mbps_up,
         }
-        client |= {"seconds": sum(times.values()), "binding": LIMITS[i % len(LIMITS)]}
+        rank = names.index(device.name) / len(names)  # the faster, the more it trains
+        trained = layers[-1 - int(rank * len(layers)) :]
+        client |= {
+            "layers": trained,
+            "keep": {layer: 1.0 if layer in trained else 0.5 for layer in layers},
+            "seconds": sum(times.values()),
+            "binding": LIMITS[int(rank * len(LIMITS))],
+        }
         by_id[str(client["id"])] = (device, times)
+    about["coverage"] = {l: [c["id"] for c in clients if l in c["layers"]] for l in layers}
     (folder / "run.json").write_text(json.dumps(about))
     now, events = 0.0, events_of(folder)
     for event in events:
@@ -89,6 +101,8 @@ def _clock(
         taken = sum(times.values())
         start = began - rng.uniform(0, 0.9) * taken if overlapping else began
         outcome = "left" if k == 7 else "late" if start + taken - began > deadline else "used"
+        if outcome == "left":
+            times |= {"compute": times["compute"] / 2, "up": 0.0}
         clients[i] = {"began": start, **times, "outcome": outcome}
         if outcome == "used":
             ends.append(start + taken)
