@@ -55,7 +55,7 @@ def test_time_to_a_target_is_in_a_table_of_its_own(fedp3, runs):
 
 def test_each_device_has_a_line_for_each_run(fedp3, runs):
     code, out, _ = fedp3("compare", "a", "b", "c", "--by-device")
-    assert code == 0 and "By device" in out and "binding limit" in plain(out)
+    assert code == 0 and "By device" in out and "trains round s limit used" in plain(out)
     about = json.loads(Path("a/run.json").read_text())
     assert all(device["name"] in plain(out) for device in about["devices"])
     code, out, _ = fedp3("compare", "a", "b", "c", "--by-device", "--json")

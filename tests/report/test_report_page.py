@@ -337,10 +337,13 @@ def test_hovering_tells_who_a_dot_and_a_bar_are(
 ) -> None:
     page = visit(write_report([add_devices(make_run(tmp_path / "a", names=range(16)))])).page
     tip = page.locator("#tip")
-    for key in ("fleet-0", "timeline-0"):
+    for key in ("fleet-0", "timeline-0", "fleet-0-narrow", "timeline-0-narrow"):
+        page.set_viewport_size({"width": 400 if key.endswith("narrow") else 1300, "height": 900})
         picture = page.locator(f"svg[data-spots={key}]")
-        picture.scroll_into_view_if_needed()
+        # the middle of the screen, where the header does not cover it
+        picture.evaluate("e => e.scrollIntoView({block: 'center'})")
         spots = page.evaluate(f"data['{key}']")
+        spots |= page.evaluate(f"data['{spots.get('texts_of', key)}']") | spots
         scale = picture.bounding_box()["width"] / picture.evaluate("e => e.viewBox.baseVal.width")
         k = len(spots["y"]) - 1
         x = spots["x"][k] if spots["x"] else 200

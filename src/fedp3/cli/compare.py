@@ -22,16 +22,16 @@ CLOCK_EXPLANATIONS = (
     "virtual time and energy to a target count until the first evaluated round that reached it",
 )
 DEVICE_EXPLANATIONS = (
-    "by device: means over its clients; the seconds of a round are as planned, and used is the "
-    "share of its tasks whose update was aggregated",
+    "by device: means over its clients; it trains these layers in full, the seconds of a round are",
+    "as planned, the limit keeps it from training more, used is the share of updates aggregated",
 )
 DEVICE_COLUMNS = {
     "device": "left",
     "run": "left",
     "clients": "right",
-    "trains in full": "left",
+    "trains": "left",
     "round s": "right",
-    "binding limit": "left",
+    "limit": "left",
     "used": "right",
     "D": "right",
     "P": "right",
@@ -141,10 +141,9 @@ def _cell(cell: tuple[str, str]) -> str:
 
 
 def _device_cells(devices: Sequence[Mapping[str, Any]]) -> list[list[str]]:
-    """A line for each device and run; the runs of one device are next to each other."""
+    """A line for each device and run, from the slowest device; its runs are side by side."""
     from fedp3.report.device_classes import limits_text
 
-    order = {name: k for k, name in enumerate(dict.fromkeys(d["device"] for d in devices))}
     return [
         [
             d["device"],
@@ -156,7 +155,7 @@ def _device_cells(devices: Sequence[Mapping[str, Any]]) -> list[list[str]]:
             terminal.share(d["used"], 0),
             *(_with_spread(d, kind) for kind in ("D", "P")),
         ]
-        for d in sorted(devices, key=lambda d: order[d["device"]])
+        for d in sorted(devices, key=lambda d: (d["gflops"], d["device"]))
     ]
 
 

@@ -53,6 +53,8 @@ def as_row(run: Run, c: DeviceClass) -> dict[str, object]:
         "run": run.name,
         "device": c.name,
         "kind": c.kind,
+        "memory_mb": c.memory_mb,
+        "gflops": c.gflops,
         "clients": c.clients,
         "trains": c.trains,
         "seconds": mean(c.seconds),

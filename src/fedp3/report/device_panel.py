@@ -96,12 +96,13 @@ def _both(
     draw: Callable[[str, int], Markup],
     describe: Callable[[int], Mapping[str, Any]],
 ) -> tuple[Markup, Markup]:
-    """A picture for wide and one for narrow screens."""
-    keys = {key: WIDE, f"{key}-narrow": NARROW}
-    for name, width in keys.items():
-        tips[name] = describe(width)
-    wide, narrow = (draw(name, width) for name, width in keys.items())
-    return wide, narrow
+    """A picture for wide and one for narrow screens; both show the same texts on hover."""
+    narrow = f"{key}-narrow"
+    tips[key], tips[narrow] = describe(WIDE), dict(describe(NARROW))
+    for name in ("titles", "lines"):
+        del tips[narrow][name]
+    tips[narrow]["texts_of"] = key
+    return draw(key, WIDE), draw(narrow, NARROW)
 
 
 CLASS_HEADS = (

@@ -56,7 +56,8 @@ for (const svg of all("svg[data-grid]")) {
 
 // Pictures of devices: the nearest spot; without an x, a spot is as wide as the picture.
 for (const svg of all("svg[data-spots]")) {
-  const { x: xs, y: ys, reach, titles, lines } = data[svg.dataset.spots];
+  const spots = data[svg.dataset.spots], { x: xs, y: ys, reach } = spots;
+  const { titles, lines } = spots.texts_of ? data[spots.texts_of] : spots;
   hover(svg, svg.querySelector(".mark"), (x, y) => {
     const distances = ys.map((position, k) => Math.hypot(xs.length ? xs[k] - x : 0, position - y));
     const nearest = Math.min(...distances), k = distances.indexOf(nearest);
