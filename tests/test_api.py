@@ -539,8 +539,9 @@ def test_the_history_has_one_row_per_round(finished):
     assert [row["G"] is not None for row in history] == [False, True, False, True]
     assert set(history[0]) == {
         "round", "G", "D", "P", "loss", "bytes_up", "bytes_down", "seconds", "epsilon", "void",
-        "client_epsilon", "accepted", "late", "rejected",
+        "client_epsilon", "accepted", "late", "rejected", "virtual_seconds", "joules",
     }  # fmt: skip
+    assert history.column("virtual_seconds") == history.column("joules") == [None] * 4
     assert history.column("accepted") == [2] * 4 and history.column("void") == [False] * 4
     assert history[-1]["G"] == finished[0].outcome.result["accuracy_global"]
     assert repr(history).startswith("<History of 4 rounds, G ") and "in round 4" in repr(history)

@@ -24,9 +24,9 @@ from fedp3.report import text as words
 from fedp3.report.charts import figures, thin
 from fedp3.report.comparison import at_mb
 from fedp3.report.grids import Cell, Grid, label_grid, plan_grid
-from fedp3.report.panels import ranges
 from fedp3.report.runs import Point, Stat, load_runs
 from fedp3.report.svg import grid_picture, grid_tips, line_tips, mesh, ticks
+from fedp3.report.text import ranges
 from fedp3.runs import session
 
 FIGURES = ("accuracy", "loss", "bytes", "accuracy-per-mb", "plan", "labels")

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from test_report import HOSTILE, make_run
 
+from device_runs import add_devices
 from fedp3.report import write_report
 
 sync_api = pytest.importorskip("playwright.sync_api")
@@ -288,3 +289,66 @@ def test_a_run_without_a_single_round_opens(tmp_path: Path, visit: Callable[...,
     assert page.get_by_text("not evaluated yet").count() >= 1
     page.locator("svg[data-chart=accuracy-0]").hover()
     assert page.locator("#tip").is_hidden()
+
+
+DEVICE_TEXTS = (
+    ".legend li",
+    "figcaption",
+    "svg[data-spots] .tick",
+    "svg[data-spots] .axis",
+    "svg[data-spots] .missed",
+    "#time h3",
+    "#time td",
+)
+
+
+@pytest.mark.parametrize("width", [1300, 400])
+def test_pictures_of_devices_are_legible_on_wide_and_narrow_screens(
+    tmp_path: Path, visit: Callable[..., Opened], width: int
+) -> None:
+    folder = add_devices(make_run(tmp_path / "a", names=range(16)), deadline=30)
+    path = write_report([folder])
+    for scheme in ("light", "dark"):
+        page = visit(path, scheme).page
+        page.set_viewport_size({"width": width, "height": 900})
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        for query in DEVICE_TEXTS:
+            assert contrast(page, f"{query}:visible") >= 4.5, (scheme, query)
+        for name in ("fleet-0", "timeline-0", "accuracy-per-time-0", "accuracy-per-energy-0"):
+            kind = "chart" if name.startswith("accuracy") else "spots"
+            shown = f"svg[data-{kind}={name}{'-narrow' if width == 400 else ''}]"
+            hidden = f"svg[data-{kind}={name}{'' if width == 400 else '-narrow'}]"
+            assert page.locator(shown).is_visible() and page.locator(hidden).is_hidden()
+            heights = page.locator(f"{shown} text").evaluate_all(
+                "(texts) => texts.filter(t => !t.getAttribute('transform'))"
+                ".map(t => t.getBoundingClientRect().height)"
+            )
+            assert heights and min(heights) >= 11  # pixels on the screen, with the line's spacing
+            inside = page.locator(f"{shown} text").evaluate_all(
+                "(texts) => texts.every(t => { const a = t.getBoundingClientRect(), "
+                "b = t.closest('figure').getBoundingClientRect(); "
+                "return a.left >= b.left && a.right <= b.right; })"
+            )
+            assert inside
+
+
+def test_hovering_tells_who_a_dot_and_a_bar_are(
+    tmp_path: Path, visit: Callable[..., Opened]
+) -> None:
+    page = visit(write_report([add_devices(make_run(tmp_path / "a", names=range(16)))])).page
+    tip = page.locator("#tip")
+    for key in ("fleet-0", "timeline-0", "fleet-0-narrow", "timeline-0-narrow"):
+        page.set_viewport_size({"width": 400 if key.endswith("narrow") else 1300, "height": 900})
+        picture = page.locator(f"svg[data-spots={key}]")
+        # the middle of the screen, where the header does not cover it
+        picture.evaluate("e => e.scrollIntoView({block: 'center'})")
+        spots = page.evaluate(f"data['{key}']")
+        spots |= page.evaluate(f"data['{spots.get('texts_of', key)}']") | spots
+        scale = picture.bounding_box()["width"] / picture.evaluate("e => e.viewBox.baseVal.width")
+        k = len(spots["y"]) - 1
+        x = spots["x"][k] if spots["x"] else 200
+        picture.hover(position={"x": scale * x, "y": scale * spots["y"][k]})
+        assert spots["titles"][k] in tip.inner_text()
+        assert all(line in tip.inner_text() for line in spots["lines"][k])
+    page.mouse.move(2, 2)
+    assert tip.is_hidden()

@@ -43,3 +43,14 @@ Use = Annotated[
     ),
 ]
 Folders = Annotated[list[Path], typer.Argument(help="Run folders")]
+Target = Annotated[
+    float | None,
+    typer.Option(
+        "--target",
+        min=0.0,
+        max=1.0,
+        help="The G that runs with devices are timed to, as in 0.8; "
+        "by default 98 % of the best final G of these runs",
+        show_default=False,
+    ),
+]

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from fedp3.cli import terminal
-from fedp3.cli.options import Folders
+from fedp3.cli.options import Folders, Target
 from fedp3.core.errors import InputError
 
 
@@ -17,6 +17,7 @@ def report(
         Path | None,
         typer.Option("--out", help="Page to write; by default report.html in the first run folder"),
     ] = None,
+    target: Target = None,
 ) -> None:
     """Write one self-contained page about one or several runs, and its figures as files.
 
@@ -25,8 +26,8 @@ def report(
     from fedp3.report import write_figures, write_report
 
     folders = run_folders(folders)
-    page = write_report(folders, out)
-    figures = write_figures(folders, page.parent / "figures")
+    page = write_report(folders, out, target)
+    figures = write_figures(folders, page.parent / "figures", target)
     terminal.line(f"{len(figures)} figures in {os.path.relpath(page.parent / 'figures')}")
     terminal.line(f"open {os.path.relpath(page)}")
 

@@ -71,6 +71,7 @@ class _Tally:
         self.G: float | None = None
         self.epsilon: float | None = None
         self.client_epsilon: float | None = None
+        self.virtual_seconds: float | None = None
 
     def add(self, event: Mapping[str, Any]) -> None:
         """Count the event of one round."""
@@ -82,15 +83,18 @@ class _Tally:
         self.G = event["G"]["mean"] if event["G"] else self.G
         self.epsilon = event["epsilon"]
         self.client_epsilon = event["client_epsilon"]
+        if event.get("clock"):
+            self.virtual_seconds = event["clock"]["ended"]
 
     def text(self) -> str:
         """The totals as one line."""
         spent = "" if self.epsilon is None else f"  epsilon {self.epsilon:.2f}"
         if self.client_epsilon is not None:
             spent += f"  client-level epsilon {self.client_epsilon:.2f}"
+        virtual = "" if self.virtual_seconds is None else f"  virtual {self.virtual_seconds:,.0f} s"
         return (
             f"G {share(self.G)}  ok {self.ok} late {self.late} rejected {self.rejected}  "
-            f"MB up {self.up / 1e6:.1f} down {self.down / 1e6:.1f}{spent}"
+            f"MB up {self.up / 1e6:.1f} down {self.down / 1e6:.1f}{spent}{virtual}"
         )
 
 
@@ -160,7 +164,10 @@ def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None
         rows: the results of runs.
         dense: the result of a dense run, to show traffic as a share of its traffic.
     """
-    numbers = ("G", "D", "P", "worst", "MB up", "MB down", "rejected", "seconds")
+    numbers = ["G", "D", "P", "worst", "MB up", "MB down", "rejected", "seconds"]
+    clock = {"virtual s": "virtual_seconds", "joules": "joules"}
+    shown = [name for name, key in clock.items() if any(row.get(key) is not None for row in rows)]
+    numbers += shown
     columns = {"run": "left", **dict.fromkeys(numbers, "right")}
     cells = [
         (
@@ -173,10 +180,15 @@ def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None
             _relative(row["mb_down"], dense["mb_down"] if dense else None),
             str(row["rejected"]),
             f"{row['seconds']:.1f}",
+            *(_whole(row.get(clock[name])) for name in shown),
         )
         for row in rows
     ]
     table(columns, cells)
+
+
+def _whole(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f}"
 
 
 def _relative(value: float, reference: float | None) -> str:

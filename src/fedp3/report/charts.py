@@ -1,5 +1,7 @@
 """Content of the line charts, for the page and for the figure files alike.
 
+The charts of virtual time and energy exist only for runs with a virtual clock.
+
 With one run, colours stand for G, D and P.  With several, colours stand for runs, and each of
 G, D and P has a panel.
 """
@@ -8,6 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from fedp3.report import text
+from fedp3.report.clock import (
+    Target,
+    choose_target,
+    has_clock,
+    joules,
+    score_by_energy,
+    score_by_time,
+    virtual_seconds,
+)
 from fedp3.report.runs import (
     KINDS,
     Curve,
@@ -33,6 +44,8 @@ NOTES = {
     "loss": "Training loss of the round's participants; test loss of G, mean over clients.",
     "bytes": "Dense FedAvg sends the full model both ways, with the same participants.",
     "mb": "Traffic of all rounds so far, up and down together.",
+    "time": "Virtual time on the devices, with waiting for slow ones.",
+    "energy": "Energy of all clients that got a task, so far.",
 }
 WAYS = {"down": "server to clients", "up": "clients to server"}
 
@@ -76,17 +89,28 @@ class Figure:
     panels: tuple[Chart, ...]
 
 
-def figures(runs: Sequence[Run]) -> list[Figure]:
-    """All line charts of a report."""
-    return [
+def figures(runs: Sequence[Run], target: float | None = None) -> list[Figure]:
+    """All line charts of a report.
+
+    Args:
+        runs: the runs.
+        target: a G that is marked in charts of virtual time and energy, see `choose_target`.
+    """
+    drawn = [
         Figure("accuracy", _scores(runs)),
         Figure("loss", _losses(runs)),
         Figure("bytes", _bytes(runs)),
         Figure("accuracy-per-mb", _by_mb(runs)),
     ]
+    if any(map(has_clock, runs)):
+        chosen = choose_target(runs, target)
+        drawn.append(Figure("accuracy-per-time", _by_time(runs, chosen)))
+        if any(joules(seed) is not None for run in runs for seed in run.seeds):
+            drawn.append(Figure("accuracy-per-energy", _by_energy(runs, chosen)))
+    return drawn
 
 
-# --------------------------------------------------------------------------- the four figures
+# --------------------------------------------------------------------------- figures
 
 
 def _scores(runs: Sequence[Run]) -> tuple[Chart, ...]:
@@ -170,6 +194,48 @@ def _by_mb(runs: Sequence[Run]) -> tuple[Chart, ...]:
         title, lines = "G per MB", [_line(runs, i, score_by_mb("G")) for i in range(len(runs))]
     chart = _chart(title, "accuracy", text.percent, lines, NOTES["mb"])
     return (replace(chart, x="MB sent", show_x=text.mb, by_round=False),)
+
+
+def _by_time(runs: Sequence[Run], target: Target | None) -> tuple[Chart, ...]:
+    ends = [virtual_seconds(seed) or 0.0 for run in runs for seed in run.seeds]
+    unit = text.unit(text.TIMES, max(ends))
+    chart = _to_target(runs, lambda kind: score_by_time(kind, unit.size), target, "virtual time")
+    return (_against(chart, f"virtual time, {unit.name}", unit, NOTES["time"]),)
+
+
+def _by_energy(runs: Sequence[Run], target: Target | None) -> tuple[Chart, ...]:
+    spent = [joules(seed) or 0.0 for run in runs for seed in run.seeds]
+    unit = text.unit(text.ENERGIES, max(spent))
+    chart = _to_target(runs, lambda kind: score_by_energy(kind, unit.size), target, "energy")
+    return (_against(chart, f"energy, {unit.name}", unit, NOTES["energy"]),)
+
+
+def _to_target(
+    runs: Sequence[Run],
+    curve: Callable[[str], Callable[[Seed], Curve]],
+    target: Target | None,
+    quantity: str,
+) -> Chart:
+    if len(runs) == 1:
+        title, lines = f"Accuracy by {quantity}", _kinds(runs, curve)
+    else:
+        shown = [i for i, run in enumerate(runs) if has_clock(run)]
+        title, lines = f"G by {quantity}", [_line(runs, i, curve("G")) for i in shown]
+    xs = sorted({p.x for line in lines for p in line.points})
+    if target is not None and xs:
+        label = f"target {text.percent(target.G)}"
+        level = tuple(Point(round=0, x=x, y=target.G) for x in [0.0, *xs])
+        lines.append(
+            Series(label=label, run=ALL_RUNS, colour=GREY, points=level, dashed=True),
+        )
+    return _chart(title, "accuracy", text.percent, lines, "")
+
+
+def _against(chart: Chart, x: str, unit: text.Unit, note: str) -> Chart:
+    def show(value: float) -> str:
+        return f"{text.number(value)}{text.NBSP}{unit.name}"
+
+    return replace(chart, x=x, show_x=show, note=note, by_round=False)
 
 
 # --------------------------------------------------------------------------- parts

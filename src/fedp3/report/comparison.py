@@ -4,11 +4,20 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 
+from fedp3.report.clock import (
+    Target,
+    choose_target,
+    joules,
+    joules_to,
+    seconds_to,
+    virtual_seconds,
+)
 from fedp3.report.runs import (
     KINDS,
     Curve,
     Run,
     Seed,
+    Stat,
     client_epsilon,
     client_gflop,
     epsilon,
@@ -35,27 +44,40 @@ def shown_epsilons(rows: Sequence[Mapping[str, object]]) -> list[str]:
     return [key for key in EPSILONS if any(row[key] is not None for row in rows)]
 
 
-def compare(folders: Iterable[Path], last: int = 1) -> list[dict[str, object]]:
+def compare(
+    folders: Iterable[Path], last: int = 1, target: float | None = None
+) -> list[dict[str, object]]:
     """Compare runs; returns one row per run.
 
     Args:
         folders: the run folders.
         last: with more than 1, G and D are means over this many last evaluations of each seed,
             which vary less than the final one.  P is always the final one, over all clients.
+        target: the G that runs with a virtual clock are timed to; None means 98 % of the best
+            final G of these runs.
 
     Some keys of a row need an explanation:
         budget_mb: the traffic, up and down, that every seed of every run reached at an evaluation.
         G_at_mb, D_at_mb, P_at_mb: accuracy at that traffic, interpolated between two evaluations.
         gflop: computation of one client over the run, mean over clients.
         fleet_seconds: estimated time of the rounds on the fleet.
+        target: the G that runs are timed to, and target_origin where it comes from; None if no run
+            has a virtual clock.
+        seeds_at_target: how many seeds reached the target in an evaluated round.
+        seconds_to_target, joules_to_target: virtual time and energy until the first such round;
+            None unless all seeds reached it, and for energy unless every device has watts.
+        virtual_seconds, joules: the totals of the run.
     """
-    return compare_runs(load_runs(folders), last)
+    return compare_runs(load_runs(folders), last, target)
 
 
-def compare_runs(runs: Sequence[Run], last: int = 1) -> list[dict[str, object]]:
+def compare_runs(
+    runs: Sequence[Run], last: int = 1, target: float | None = None
+) -> list[dict[str, object]]:
     """Like `compare`, for runs that were already read."""
     budget = _common_budget(runs)
-    return [_row(run, last, budget) for run in runs]
+    chosen = choose_target(runs, target, last)
+    return [_row(run, last, budget) | _clock(run, chosen) for run in runs]
 
 
 def _common_budget(runs: Sequence[Run]) -> float | None:
@@ -96,6 +118,33 @@ def _row(run: Run, last: int, budget: float | None) -> dict[str, object]:
         "budget_mb": budget,
         "unfinished": ", ".join(_progress(seed) for seed in run.seeds if not seed.result),
     }
+
+
+def _clock(run: Run, target: Target | None) -> dict[str, object]:
+    """The part of a row about virtual time and energy."""
+    totals = {
+        "virtual_seconds": _over_all_seeds([virtual_seconds(seed) for seed in run.seeds]),
+        "joules": _over_all_seeds([joules(seed) for seed in run.seeds]),
+    }
+    times, energies = [], []
+    if target is not None:
+        times = [seconds_to(seed, target.G) for seed in run.seeds]
+        energies = [joules_to(seed, target.G) for seed in run.seeds]
+    totals["seconds_to_target"] = _over_all_seeds(times)
+    totals["joules_to_target"] = _over_all_seeds(energies)
+    row: dict[str, object] = {
+        "target": None if target is None else target.G,
+        "target_origin": None if target is None else target.origin,
+        "seeds_at_target": len([t for t in times if t is not None]),
+    }
+    for key, value in totals.items():
+        row |= {key: mean(value), f"{key}_std": None if value is None else value.std}
+    return row
+
+
+def _over_all_seeds(values: Sequence[float | None]) -> Stat | None:
+    """The values over seeds; None if one of them has none."""
+    return None if None in values else stat(values)
 
 
 def _progress(seed: Seed) -> str:

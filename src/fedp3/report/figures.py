@@ -11,8 +11,11 @@ import numpy.typing as npt
 from fedp3.core.errors import InputError, RunError
 from fedp3.report import charts
 from fedp3.report.charts import Chart
+from fedp3.report.device_figures import fleets_drawing, timelines_drawing
+from fedp3.report.fleets import fleet
 from fedp3.report.grids import FROZEN, FULL, NEVER, PRUNED, SKIPPED, Grid, label_grid, plan_grid
 from fedp3.report.runs import load_runs
+from fedp3.report.timelines import timeline
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -49,14 +52,19 @@ MOST_ROW_NAMES = 40
 SEPARATED_COLUMNS = 60  # with more clients there are no lines between cells
 
 
-def write_figures(folders: Iterable[Path], out_dir: Path) -> list[Path]:
+def write_figures(
+    folders: Iterable[Path], out_dir: Path, target: float | None = None
+) -> list[Path]:
     """Write all figures, each as .png and .svg; returns the files.
 
-    The figures are accuracy, loss, bytes, accuracy-per-mb, plan and labels.
+    The figures are accuracy, loss, bytes, accuracy-per-mb, plan and labels; and for runs with
+    devices accuracy-per-time, accuracy-per-energy, fleet and timeline.
 
     Args:
         folders: the run folders.
         out_dir: folder for the figures.
+        target: a G that is marked in the figures of virtual time and energy; None means 98 % of
+            the best final G of these runs.
     """
     runs = load_runs(folders)
     first_seeds = [run.seeds[0] for run in runs]
@@ -64,10 +72,16 @@ def write_figures(folders: Iterable[Path], out_dir: Path) -> list[Path]:
     labels = [label_grid(seed.about["labels"]) for seed in first_seeds]
     names = [run.name for run in runs]
     paths: list[Path] = []
-    for figure in charts.figures(runs):
+    for figure in charts.figures(runs, target):
         paths += _write(Path(out_dir), figure.name, _lines(figure.panels), (".png", ".svg"))
     for name, grids in (("plan", plans), ("labels", labels)):
         paths += _write(Path(out_dir), name, _grids(grids, names), (".png", ".svg"))
+    fleets = {run.name: devices for run in runs if (devices := fleet(run.seeds[0]))}
+    if fleets:
+        paths += _write(Path(out_dir), "fleet", fleets_drawing(fleets), (".png", ".svg"))
+    rounds = {run.name: shown for run in runs if (shown := timeline(run.seeds[0]))}
+    if rounds:
+        paths += _write(Path(out_dir), "timeline", timelines_drawing(rounds), (".png", ".svg"))
     return paths
 
 

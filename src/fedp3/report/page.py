@@ -19,7 +19,9 @@ from fedp3.core.errors import RunError
 from fedp3.core.files import write_atomic
 from fedp3.report import text
 from fedp3.report.charts import Figure, figures
+from fedp3.report.clock_table import clock_table
 from fedp3.report.comparison import compare_runs, shown_epsilons
+from fedp3.report.device_panel import device_panel
 from fedp3.report.panels import run_panel
 from fedp3.report.runs import Json, Run, load_runs
 from fedp3.report.svg import line_chart, line_tips
@@ -27,6 +29,9 @@ from fedp3.report.svg import line_chart, line_tips
 # Width and height of a chart: two panels side by side, or three in a comparison.
 WIDE = dict.fromkeys(("accuracy", "loss", "bytes", "accuracy-per-mb"), (560, 320))
 NARROW = dict.fromkeys(("bytes", "accuracy-per-mb"), (400, 300))
+# Charts of virtual time and energy, of which a run without devices has none, are drawn twice.
+CLOCK_CHARTS = ("accuracy-per-time", "accuracy-per-energy")
+CLOCK_SIZES = {"": (560, 320), "-narrow": (330, 270)}
 COLUMNS: Mapping[str, str] = {  # heading -> meaning, in the table that compares runs
     "Run": "name of the run folder",
     "Method": "sets the defaults of plan, pruning and aggregation",
@@ -49,12 +54,16 @@ EPSILON_COLUMNS: Mapping[str, tuple[str, str]] = {  # key of a row -> heading an
 }
 
 
-def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
+def write_report(
+    folders: Sequence[Path], out: Path | None = None, target: float | None = None
+) -> Path:
     """Write one self-contained page about these runs; returns its path.
 
     Args:
         folders: the run folders.
         out: the page; None writes report.html into the first run folder.
+        target: the G that runs with a virtual clock are timed to; None means 98 % of the best
+            final G of these runs.
     """
     runs = load_runs(folders)
     path = Path(out) if out is not None else runs[0].folder / "report.html"
@@ -63,17 +72,24 @@ def write_report(folders: Sequence[Path], out: Path | None = None) -> Path:
     except OSError as error:
         raise RunError(f"cannot make the folder of {path}: {error.strerror or error}") from None
     # A folder name can have bytes that are not text; they become question marks.
-    write_atomic(path, render(runs).encode("utf-8", "replace"))
+    write_atomic(path, render(runs, target).encode("utf-8", "replace"))
     return path
 
 
-def render(runs: Sequence[Run]) -> str:
-    """The page as HTML."""
+def render(runs: Sequence[Run], target: float | None = None) -> str:
+    """The page as HTML.
+
+    Args:
+        runs: the runs.
+        target: see `write_report`.
+    """
     tips: dict[str, Any] = {}
     panels = [run_panel(runs, i, tips) for i in range(len(runs))]
     sizes = WIDE if len(runs) == 1 else WIDE | NARROW
-    charts = {figure.name: _drawn(figure, sizes[figure.name], tips) for figure in figures(runs)}
-    rows = compare_runs(runs)
+    drawn = {figure.name: figure for figure in figures(runs, target)}
+    charts = {name: _drawn(drawn[name], size, tips) for name, size in sizes.items()}
+    clock_charts = [_drawn_twice(drawn[name], tips) for name in CLOCK_CHARTS if name in drawn]
+    rows = compare_runs(runs, target=target)
     epsilons = shown_epsilons(rows)
     environment = Environment(
         loader=PackageLoader("fedp3.report", "template"),
@@ -91,7 +107,10 @@ def render(runs: Sequence[Run]) -> str:
         title=" against ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs",
         seeds=max(len(run.seeds) for run in runs),
         runs=panels,
+        devices=[device_panel(run, i, tips) for i, run in enumerate(runs)],
         charts=charts,
+        clock=clock_table(rows),
+        clock_charts=clock_charts,
         columns=_columns(rows, epsilons),
         rows=[_cells(row, epsilons) for row in rows],
         data=_json(tips),
@@ -117,11 +136,19 @@ def _json(value: Any) -> Markup:
     return Markup(plain)
 
 
-def _drawn(figure: Figure, size: tuple[int, int], tips: dict[str, Any]) -> list[dict[str, Any]]:
+def _drawn_twice(figure: Figure, tips: dict[str, Any]) -> dict[str, Any]:
+    """The only panel of a figure, for wide and for narrow screens."""
+    both = [_drawn(figure, size, tips, suffix)[0] for suffix, size in CLOCK_SIZES.items()]
+    return both[0] | {"wide": both[0]["svg"], "narrow": both[1]["svg"]}
+
+
+def _drawn(
+    figure: Figure, size: tuple[int, int], tips: dict[str, Any], suffix: str = ""
+) -> list[dict[str, Any]]:
     """A figure's panels as SVG with their legends; adds to `tips` what they show on hover."""
     panels = []
     for i, chart in enumerate(figure.panels):
-        key = f"{figure.name}-{i}"
+        key = f"{figure.name}-{i}{suffix}"
         tips[key] = line_tips(chart, *size)
         legend = [(line["name"], line["mark"]) for line in tips[key]["lines"]]
         drawing = line_chart(chart, key, *size)

@@ -15,6 +15,7 @@ from markupsafe import Markup
 from fedp3.config.toml import toml_value
 from fedp3.core.settings import OWN
 from fedp3.report import text
+from fedp3.report.clock import joules, virtual_seconds
 from fedp3.report.grids import Grid, label_grid, plan_grid
 from fedp3.report.runs import (
     Json,
@@ -175,6 +176,11 @@ def _cards(run: Run) -> tuple[Card, ...]:
             "mean over seeds" if len(run.seeds) > 1 else "entire run",
         ),
     ]
+    virtual = mean(stat(map(virtual_seconds, run.seeds)))
+    if virtual is not None:
+        energy = mean(stat(map(joules, run.seeds)))
+        note = "on the devices" if energy is None else f"on the devices, {text.energy(energy)}"
+        cards.append(Card("Virtual time", text.duration(virtual), note))
     if epsilons:
         cards.append(Card("ε", text.number(max(epsilons)), "largest of any client"))
     client_epsilons = [e for e in map(client_epsilon, run.seeds) if e is not None]
@@ -250,7 +256,7 @@ def _clients(seed: Seed) -> Table:
         row = (
             name,
             text.percent(min(shares, default=0.0)),
-            ranges(c["layers"], seed.about["layers"]),
+            text.ranges(c["layers"], seed.about["layers"]),
             f"{c['examples']:,}",
             f"{c['parameters']:,}",
             *(text.number(c[key]) for key in ("mflops_per_example", "peak_mb", "mb_down", "mb_up")),
@@ -260,27 +266,6 @@ def _clients(seed: Seed) -> Table:
         rows.append((*row, text.number(spent.get(name))) if spent else row)
     heads = (*CLIENT_HEADS, ("ε", True)) if spent else CLIENT_HEADS
     return Table(heads, tuple(rows))
-
-
-def ranges(chosen: Sequence[str], layers: Sequence[str]) -> str:
-    """The chosen layers in model order, with consecutive ones joined: "fc1–fc3, head".
-
-    Args:
-        chosen: names of the chosen layers.
-        layers: all layers of the model, in order.
-    """
-    if len(set(chosen)) == len(layers):
-        return "all"
-    parts = []
-    start: int | None = None
-    for j in range(len(layers) + 1):
-        if j < len(layers) and layers[j] in chosen:
-            start = j if start is None else start
-        elif start is not None:
-            joint = "–" if j - start > 2 else ", "
-            parts.append(joint.join(dict.fromkeys((layers[start], layers[j - 1]))))
-            start = None
-    return ", ".join(parts) or text.NONE
 
 
 def _rejected(run: Run) -> Table:

@@ -104,7 +104,7 @@ def summary(chart: Chart) -> str:
 
 def _y_axis(chart: Chart, f: Frame) -> Markup:
     values = ticks(*f.y, 5)
-    show = _tick_text(values, share=chart.share)
+    show = tick_text(values, share=chart.share)
     middle = (f.top + f.height - f.bottom) // 2
     title = M('<text class="axis" x="12" y="{0}" transform="rotate(-90 12 {0})">{1}</text>')
     rule = M('<line class="rule" x1="{}" x2="{}" y1="{:.1f}" y2="{:.1f}"/>')
@@ -121,7 +121,7 @@ def _x_axis(chart: Chart, f: Frame) -> Markup:
     values = ticks(*f.x, 6)
     if chart.by_round:
         values = [v for v in values if v == round(v)]
-    show = _tick_text(values, share=False)
+    show = tick_text(values, share=False)
     middle = (f.left + f.width - f.right) // 2
     title = M('<text class="axis" x="{}" y="{}">{}</text>')
     label = M('<text class="tick" x="{:.1f}" y="{}">{}</text>')
@@ -132,7 +132,7 @@ def _x_axis(chart: Chart, f: Frame) -> Markup:
     return M("").join(parts)
 
 
-def _tick_text(values: Sequence[float], *, share: bool) -> Callable[[float], str]:
+def tick_text(values: Sequence[float], *, share: bool) -> Callable[[float], str]:
     """A format for the ticks of an axis, all with as many decimals as their step needs."""
     factor = 100 if share else 1
     unit = "\u2009%" if share else ""
@@ -306,13 +306,13 @@ def _row_names(grid: Grid, m: Mesh) -> Markup:
     parts = []
     for j in range(0, len(grid.rows), math.ceil(11 / m.cell_height)):
         y = m.top + m.cell_height * (j + 0.5) + 4
-        parts.append(name.format(m.left - 8, y, _short(grid.rows[j], 22)))
+        parts.append(name.format(m.left - 8, y, short(grid.rows[j], 22)))
         parts.append(total.format(end, y, grid.totals[j]))
     return M("").join(parts)
 
 
 def _column_names(grid: Grid, m: Mesh) -> Markup:
-    names = [_short(name, 10) for name in grid.columns]
+    names = [short(name, 10) for name in grid.columns]
     needed = 9 * max(map(len, names), default=1) + 4  # pixels for the longest name
     steps = (1, 2, 5, 10, 20, 25, 50, 100, 200, 500)
     every = next((k for k in steps if k * m.cell_width >= needed), 1000)
@@ -329,7 +329,8 @@ def _column_names(grid: Grid, m: Mesh) -> Markup:
     return M("").join(parts)
 
 
-def _short(name: str, longest: int) -> str:
+def short(name: str, longest: int) -> str:
+    """A name, shortened to so many characters."""
     return name if len(name) <= longest else name[: longest - 1] + "…"
 
 

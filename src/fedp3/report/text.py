@@ -1,9 +1,35 @@
-"""Numbers as text: 93.1 %, 4.21 MB, 2 min 5 s.  An unknown number is a dash."""
+"""Numbers and names as text: 93.1 %, 4.21 MB, 2 min 5 s.  An unknown number is a dash."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fedp3.report.runs import Stat
 
 NONE = "–"
 NBSP = "\u00a0"
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """A unit of measurement, as a multiple of the smallest one."""
+
+    name: str
+    size: float
+    words: str = ""  # the name in full, if it is shown alone
+
+
+TIMES = (Unit("s", 1, "seconds"), Unit("min", 60, "minutes"), Unit("h", 3600, "hours"))
+ENERGIES = (Unit("J", 1), Unit("kJ", 1e3), Unit("MJ", 1e6))
+
+
+def unit(units: Sequence[Unit], largest: float) -> Unit:
+    """The largest of these units of which the largest value has at least two.
+
+    Args:
+        units: from the smallest unit, which is the default, to the largest.
+        largest: the largest value that is shown, in the smallest unit.
+    """
+    return next((u for u in reversed(units) if largest >= 2 * u.size), units[0])
 
 
 def number(x: float | None) -> str:
@@ -56,3 +82,32 @@ def percent_stat(value: Stat | None) -> str:
     if value.std is None:
         return percent(value.mean)
     return f"{100 * value.mean:.1f} ± {100 * value.std:.1f}{NBSP}%"
+
+
+def energy(joules: float | None) -> str:
+    """An energy in J, kJ or MJ."""
+    if joules is None:
+        return NONE
+    chosen = unit(ENERGIES, 2 * joules)
+    return f"{number(joules / chosen.size)}{NBSP}{chosen.name}"
+
+
+def ranges(chosen: Sequence[str], layers: Sequence[str]) -> str:
+    """The chosen layers in model order, with consecutive ones joined: "fc1–fc3, head".
+
+    Args:
+        chosen: names of the chosen layers.
+        layers: all layers of the model, in order.
+    """
+    if len(set(chosen)) == len(layers):
+        return "all"
+    parts = []
+    start: int | None = None
+    for j in range(len(layers) + 1):
+        if j < len(layers) and layers[j] in chosen:
+            start = j if start is None else start
+        elif start is not None:
+            joint = "–" if j - start > 2 else ", "
+            parts.append(joint.join(dict.fromkeys((layers[start], layers[j - 1]))))
+            start = None
+    return ", ".join(parts) or NONE

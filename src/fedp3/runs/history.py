@@ -17,13 +17,21 @@ class History(Sequence[dict[str, Any]]):
 
     A row has `round` (from 1), `G`, `D` and `P` (mean accuracy; None if the round was not
     evaluated), `loss`, `bytes_up`, `bytes_down`, `seconds`, `epsilon` (None without LDP),
-    `client_epsilon` (None without client-level DP), `void`, and the numbers of clients that were
-    `accepted`, `late` and `rejected`.  A client whose invalid reply was followed by a valid one
-    counts as both rejected and accepted.
+    `client_epsilon` (None without client-level DP), `virtual_seconds` and `joules` (None without a
+    virtual clock; joules also if a device has no watts), `void`, and the numbers of clients that
+    were `accepted`, `late` and `rejected`.  A client whose invalid reply was followed by a valid
+    one counts as both rejected and accepted.
+
+    `virtual_seconds` is the virtual time since the end of the round before, so that the sum of the
+    rows is that of the run.
     """
 
     def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
-        self._rows = [_row(event) for event in events]
+        self._rows = []
+        ended: float | None = None
+        for event in events:
+            self._rows.append(_row(event) | _clock(event, ended))
+            ended = event["clock"]["ended"] if event.get("clock") else ended
 
     def __getitem__(self, index: Any) -> Any:
         return self._rows[index]
@@ -97,3 +105,18 @@ def _row(event: Mapping[str, Any]) -> dict[str, Any]:
     }
     plain["client_epsilon"] = event.get("client_epsilon")
     return {"round": event["t"] + 1, **scores, **plain, **counts}
+
+
+def _clock(event: Mapping[str, Any], ended: float | None) -> dict[str, Any]:
+    """Virtual time and energy of a round.
+
+    Args:
+        event: the round.
+        ended: when the round before it ended, if that is known.
+    """
+    clock = event.get("clock")
+    if not clock:
+        return {"virtual_seconds": None, "joules": None}
+    # A record that does not start with the first round has no end of the round before.
+    before = (clock["began"] if event["t"] else 0.0) if ended is None else ended
+    return {"virtual_seconds": clock["ended"] - before, "joules": clock["joules"]}

@@ -54,6 +54,18 @@ for (const svg of all("svg[data-grid]")) {
   });
 }
 
+// Pictures of devices: the nearest spot; without an x, a spot is as wide as the picture.
+for (const svg of all("svg[data-spots]")) {
+  const spots = data[svg.dataset.spots], { x: xs, y: ys, reach } = spots;
+  const { titles, lines } = spots.texts_of ? data[spots.texts_of] : spots;
+  hover(svg, svg.querySelector(".mark"), (x, y) => {
+    const distances = ys.map((position, k) => Math.hypot(xs.length ? xs[k] - x : 0, position - y));
+    const nearest = Math.min(...distances), k = distances.indexOf(nearest);
+    if (!(nearest <= reach)) return null;
+    return { position: [xs.length ? xs[k] : 0, ys[k]], title: titles[k], lines: lines[k].map(line => make("p", line)) };
+  });
+}
+
 // Buttons that hide a run from the charts.
 for (const button of all(".toggle")) button.onclick = () => {
   const run = +button.dataset.run, hide = !hiddenRuns.delete(run);

@@ -1,0 +1,83 @@
+"""`fedp3 compare` and `fedp3 report` of runs with devices, as a user types them."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from device_runs import add_devices, events_of
+
+TINY = [
+    "model.width=0.03",
+    "partition.clients=8",
+    "run.clients_per_round=4",
+    "run.rounds=4",
+    "run.eval_every=1",
+    "local.steps=2",
+]
+
+
+@pytest.fixture
+def runs(fedp3):
+    """Two runs with devices, a and b, and one without, c."""
+    fedp3("init", "my.toml")
+    for name in "abc":
+        assert fedp3("run", "my.toml", *TINY, "--out", name)[0] == 0
+    add_devices(Path("a"), "boards")
+    add_devices(Path("b"), "phones", slower=2.0)
+
+
+def last(out):
+    return json.loads(out.strip().splitlines()[-1])
+
+
+def plain(out):
+    return re.sub(r"\s+", " ", out.replace("\u00a0", " "))
+
+
+def test_time_to_a_target_is_in_a_table_of_its_own(fedp3, runs):
+    best = max(e["G"]["mean"] for e in events_of(Path("a")))
+    code, out, _ = fedp3("compare", "a", "b", "c", "--target", f"{best:.4f}"[:-1])
+    assert code == 0 and f"Virtual time until G is at least {100 * best:.1f}"[:-2] in plain(out)
+    assert re.search(r"(s|min|h) to \d", plain(out)) and "virtual" in plain(out)
+    assert "…" not in out
+    code, out, _ = fedp3("compare", "a", "b", "c", "--target", "1", "--json")
+    rows = last(out)["runs"]
+    assert code == 0 and [row["target"] for row in rows] == [1.0] * 3
+    assert all(row["seconds_to_target"] is None for row in rows)
+    assert rows[0]["joules"] > 0 and rows[1]["joules"] is None and rows[2]["joules"] is None
+    code, out, _ = fedp3("compare", "a", "b", "c", "--target", "1", "--markdown")
+    assert code == 0 and "| a | never |" in plain(out) and "| c | – |" in plain(out)
+    code, out, _ = fedp3("compare", "a", "c")
+    assert code == 0 and "98 % of the final G of" in plain(out)
+
+
+def test_each_device_has_a_line_for_each_run(fedp3, runs):
+    code, out, _ = fedp3("compare", "a", "b", "c", "--by-device")
+    assert code == 0 and "By device" in out and "trains round s limit used" in plain(out)
+    about = json.loads(Path("a/run.json").read_text())
+    assert all(device["name"] in plain(out) for device in about["devices"])
+    code, out, _ = fedp3("compare", "a", "b", "c", "--by-device", "--json")
+    devices = last(out)["devices"]
+    assert {d["run"] for d in devices} == {"a", "b"}
+    assert sum(d["clients"] for d in devices if d["run"] == "a") == 8
+    assert all(0 <= d["P"] <= 1 and sum(d["limits"].values()) == pytest.approx(1) for d in devices)
+    code, out, _ = fedp3("compare", "a", "--by-device", "--markdown")
+    assert code == 0 and "| device | run |" in plain(out)
+
+
+def test_without_devices_the_comparison_is_as_before_and_the_options_are_refused(fedp3, runs):
+    code, out, _ = fedp3("compare", "c")
+    assert code == 0 and "irtual" not in out and "device" not in out.replace("on devices as", "")
+    assert "devices" not in last(fedp3("compare", "c", "--json")[1])
+    code, _, err = fedp3("compare", "c", "--by-device", "--target", "0.5")
+    assert code == 2 and "--by-device needs" in plain(err) and "--target needs" in plain(err)
+    assert fedp3("compare", "a", "--target", "80")[0] == 2  # a percentage is not a share
+
+
+def test_the_report_takes_the_target(fedp3, runs):
+    code, out, _ = fedp3("report", "a", "--out", "page.html", "--target", "0.25")
+    assert code == 0 and "figures in" in out
+    assert "at least 25.0" in Path("page.html").read_text()
+    assert Path("figures/timeline.svg").exists() and Path("figures/fleet.png").exists()
