@@ -178,7 +178,7 @@ def test_a_checkpoint_holds_the_clients_in_flight_and_their_models(tmp_path: Pat
     flights = tuple(
         Flight(v, Visit(client=i, began=v, down=1, compute=2, up=3)) for i, v in ((3, 0), (1, 2))
     )
-    versions = {v: {n: w + v for n, w in here.W.items()} for v in (0, 2)}
+    versions = {0: {n: w + 1 for n, w in here.W.items()}, 2: here.W}
     state = ServerState(t=3, W=here.W, clock=77, flying=flights, versions=versions)
     (tmp_path / "checkpoint").mkdir()
     save_checkpoint(tmp_path, Checkpoint(state, {}), "digest")

@@ -38,7 +38,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, digest: str) -> None:
     tensors |= {f"W/{n}": w.contiguous() for n, w in state.W.items()}
     tensors |= {f"extra/{n}": w.contiguous() for n, w in state.extra.items()}
     for version, W in state.versions.items():
-        tensors |= {f"version/{version}/{n}": w.contiguous() for n, w in W.items()}
+        # Layers that nobody trained in between are the same tensors, which cannot be stored twice.
+        tensors |= {f"version/{version}/{n}": w.clone().contiguous() for n, w in W.items()}
     for i, rounds in checkpoint.clients.items():
         for t, client in rounds.items():
             tensors |= {f"client/{i}/{t}/{n}": w.contiguous() for n, w in client.tensors.items()}
