@@ -3,7 +3,7 @@
 import copy
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedp3.client.sgd import prepare
 from fedp3.core.errors import InputError
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.core.types import ClientPlan, Group, Layer, LayerMap
+from fedp3.costs.cpu_kernels import FusedAttention, working_bytes
 from fedp3.costs.traffic import VALUE, block_share, unit_counts
 from fedp3.models import shrinking
 from fedp3.planning.prune_settings import PruneSettings
@@ -66,6 +68,8 @@ def _flops_by_weight(net: nn.Module, counter: FlopCounterMode) -> dict[str, int]
     """Forward FLOPs of one example, by weight tensor; only tensors of two or more dimensions count.
 
     The FLOPs of a module, without those of its submodules, are divided among its weights by size.
+    A module without weights of its own, such as a block that multiplies queries by keys, divides
+    its FLOPs among the weights of its submodules.
     """
     with_submodules = {
         path.partition(".")[2]: sum(operations.values())
@@ -84,13 +88,15 @@ def _flops_by_weight(net: nn.Module, counter: FlopCounterMode) -> dict[str, int]
             by_module[counted_module(path.rpartition(".")[0])] -= count
     weights = {n: w.numel() for n, w in net.named_parameters() if w.dim() >= 2}
     modules = {n: counted_module(n.rpartition(".")[0]) for n in weights}
-    module_sizes: dict[str, int] = {}
-    for n, path in modules.items():
-        module_sizes[path] = module_sizes.get(path, 0) + weights[n]
-    return {
-        n: round(by_module.get(path, 0) * weights[n] / module_sizes[path])
-        for n, path in modules.items()
-    }
+    total = dict.fromkeys(weights, 0.0)
+    for path, count in by_module.items():
+        own = [n for n in weights if modules[n] == path]
+        below = [n for n in weights if not path or modules[n].startswith(f"{path}.")]
+        bearers = own or below
+        size = sum(weights[n] for n in bearers)
+        for n in bearers:
+            total[n] += count * weights[n] / size
+    return {n: round(count) for n, count in total.items()}
 
 
 def flops(
@@ -156,7 +162,11 @@ def peak_bytes(
     batch: int,
     momentum: bool,
 ) -> int:
-    """Peak memory of one training step: weights, momentum, activations and gradients.
+    """Peak memory of one training step on a CPU, in tensors.
+
+    Weights, momentum, activations from the lowest trained layer on, gradients, and the copies that
+    convolutions work on.  A process has more in memory than its tensors: the program itself, and
+    what its allocator does not return to the system.
 
     Args:
         profile: the dense network.
@@ -170,27 +180,27 @@ def peak_bytes(
     if units and pruning.shrinks:  # the client trains a smaller network
         profile = replace(profile, net=shrinking.shrink_net(profile.net, layers, units))
         layers = shrinking.shrink_map(layers, units)
-    trained = {n for l, p in plan.layers.items() if p.train for n in layers.layers[l]}
-    trained -= layers.buffers
-    stored = sum(math.prod(shape) for shape in layers.shapes.values())
+    trained = prepare(profile.net, plan, layers)
+    sizes = {n: math.prod(shape) for n, shape in layers.shapes.items()}
+    stored = sum(sizes.values())
+    update = 0  # values that live while the step is applied
     if momentum:
-        stored += sum(math.prod(layers.shapes[n]) for n in trained)
-    return VALUE * stored + _step_bytes(profile, trained, batch)
+        stored += sum(sizes[n] for n in trained)
+        update = sum(sizes[n] for n in trained) + 2 * max((sizes[n] for n in trained), default=0)
+    return VALUE * stored + max(_step_bytes(profile, trained, batch), VALUE * update)
 
 
-def _step_bytes(profile: ComputeProfile, trained: set[str], batch: int) -> int:
-    """The most bytes that a step's tensors take at once, without the network's tensors."""
+def _step_bytes(profile: ComputeProfile, trained: Sequence[str], batch: int) -> int:
+    """The most bytes that the tensors of both passes take at once, without the network's."""
     net = profile.net
-    for n, w in net.named_parameters():
-        w.requires_grad_(n in trained)
-    weights = [w for w in net.parameters() if w.requires_grad]
-    net.train()
+    parameters = dict(net.named_parameters())
+    weights = [parameters[n] for n in trained]
     memory = _MemoryCounter(net)
-    with layers_draw_from(stream(0, Stream.LAYER)), memory:
-        logits = net(torch.zeros(batch, *profile.shape, device=profile.device))
-        # The labels have no name, so that they are freed as early as in a real step.
-        loss = F.cross_entropy(logits, torch.zeros(batch, dtype=torch.int64, device=profile.device))
-        del logits
+    with layers_draw_from(stream(0, Stream.LAYER)), FusedAttention(), memory:
+        # A client holds the batch until the step is over, but not the logits.
+        x = torch.zeros(batch, *profile.shape, device=profile.device)
+        y = torch.zeros(batch, dtype=torch.int64, device=profile.device)
+        loss = F.cross_entropy(net(x), y)
         grads = torch.autograd.grad(loss, weights, allow_unused=True) if loss.requires_grad else ()
     net.eval()
     del grads  # not earlier: in a real step they are alive to the end
@@ -209,7 +219,9 @@ class _MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.peak = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self.current
         result = func(*args, **(kwargs or {}))
+        self.peak = max(self.peak, before + working_bytes(func, args, result))
         for leaf in tree_leaves(result):
             if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in self.sizes:
                 self._add(leaf.untyped_storage())
