@@ -151,7 +151,41 @@ def _source_layer(name: str, layers: LayerMap) -> Layer | None:
     return layers.groups[inputs.group].layer
 
 
+# --------------------------------------------------------------------------- time
+
+# A core that computes 60 GFLOP/s reads and writes about 12 GB/s.  Measured steps do not depend on
+# the second digit; see docs/devices.md.
+FLOPS_PER_BYTE = 5.0
+
+
+def time_flops(flops: float, moved: float) -> float:
+    """The FLOPs that take as long as a step with these FLOPs and bytes.
+
+    FLOPs alone tell how long a step takes if it mostly multiplies matrices.  Normalisation,
+    activations, pooling and convolutions of one channel mostly move memory, at a speed that is
+    assumed to be a fixed ratio of the speed of computing.
+
+    Args:
+        flops: the FLOPs of a step, `flops` times the number of examples.
+        moved: `StepBytes.moved`.
+    """
+    return flops + FLOPS_PER_BYTE * moved
+
+
 # --------------------------------------------------------------------------- memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBytes:
+    """The memory of one training step.
+
+    Args:
+        peak: the most bytes that tensors take at once.
+        moved: the bytes that operations read and write, summed over the step.
+    """
+
+    peak: int
+    moved: int
 
 
 def peak_bytes(
@@ -162,11 +196,23 @@ def peak_bytes(
     batch: int,
     momentum: bool,
 ) -> int:
-    """Peak memory of one training step on a CPU, in tensors.
+    """Peak memory of one training step; see `step_bytes`."""
+    return step_bytes(profile, plan, layers, pruning, batch, momentum).peak
 
-    Weights, momentum, activations from the lowest trained layer on, gradients, and the copies that
-    convolutions work on.  A process has more in memory than its tensors: the program itself, and
-    what its allocator does not return to the system.
+
+def step_bytes(
+    profile: ComputeProfile,
+    plan: ClientPlan,
+    layers: LayerMap,
+    pruning: PruneSettings,
+    batch: int,
+    momentum: bool,
+) -> StepBytes:
+    """Memory of one training step on a CPU, in tensors.
+
+    The peak has weights, momentum, activations from the lowest trained layer on, gradients, and the
+    copies that convolutions work on.  A process has more in memory than its tensors: the program
+    itself, and what its allocator does not return to the system.
 
     Args:
         profile: the dense network.
@@ -181,34 +227,48 @@ def peak_bytes(
         profile = replace(profile, net=shrinking.shrink_net(profile.net, layers, units))
         layers = shrinking.shrink_map(layers, units)
     trained = prepare(profile.net, plan, layers)
+    memory = _both_passes(profile, trained, batch)
     sizes = {n: math.prod(shape) for n, shape in layers.shapes.items()}
-    stored = sum(sizes.values())
-    update = 0  # values that live while the step is applied
+    stored, learned = sum(sizes.values()), sum(sizes[n] for n in trained)
+    update, touched = learned, 3 * learned  # the step reads W and the gradient, and writes W
     if momentum:
-        stored += sum(sizes[n] for n in trained)
-        update = sum(sizes[n] for n in trained) + 2 * max((sizes[n] for n in trained), default=0)
-    return VALUE * stored + max(_step_bytes(profile, trained, batch), VALUE * update)
+        stored += learned
+        update += 2 * max((sizes[n] for n in trained), default=0)  # the new velocity of one tensor
+        touched += 8 * learned
+    return StepBytes(
+        peak=VALUE * stored + max(memory.peak, VALUE * update),
+        moved=memory.moved + VALUE * touched,
+    )
 
 
-def _step_bytes(profile: ComputeProfile, trained: Sequence[str], batch: int) -> int:
-    """The most bytes that the tensors of both passes take at once, without the network's."""
+def _both_passes(profile: ComputeProfile, trained: Sequence[str], batch: int) -> "_MemoryCounter":
+    """Follow the tensors of a forward and a backward pass; those of the network do not count."""
     net = profile.net
     parameters = dict(net.named_parameters())
-    weights = [parameters[n] for n in trained]
     memory = _MemoryCounter(net)
     with layers_draw_from(stream(0, Stream.LAYER)), FusedAttention(), memory:
         # A client holds the batch until the step is over, but not the logits.
         x = torch.zeros(batch, *profile.shape, device=profile.device)
         y = torch.zeros(batch, dtype=torch.int64, device=profile.device)
         loss = F.cross_entropy(net(x), y)
-        grads = torch.autograd.grad(loss, weights, allow_unused=True) if loss.requires_grad else ()
+        grads: Sequence[Tensor] = ()
+        if loss.requires_grad:
+            weights = [parameters[n] for n in trained]
+            grads = torch.autograd.grad(loss, weights, allow_unused=True)
     net.eval()
     del grads  # not earlier: in a real step they are alive to the end
-    return memory.peak
+    return memory
+
+
+# Views of a tensor that nobody else sees; torch does not call them views.
+MORE_VIEWS = (torch.ops.aten._unsafe_view.default,)
 
 
 class _MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows the storage of every tensor that an operation makes until it is freed."""
+    """Follows the storage of every tensor that an operation makes until it is freed.
+
+    It also sums the bytes that operations read and write; a view does neither.
+    """
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -217,14 +277,19 @@ class _MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sizes = {w.untyped_storage()._cdata: 0 for w in tensors}
         self.current = 0
         self.peak = 0
+        self.moved = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         before = self.current
         result = func(*args, **(kwargs or {}))
         self.peak = max(self.peak, before + working_bytes(func, args, result))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in self.sizes:
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        for leaf in results:
+            if leaf.untyped_storage()._cdata not in self.sizes:
                 self._add(leaf.untyped_storage())
+        if not func.is_view and func not in MORE_VIEWS:
+            read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self.moved += sum(leaf.nbytes for leaf in (*read, *results))
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:
