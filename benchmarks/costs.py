@@ -233,7 +233,8 @@ def seconds(name: str, pairs: int) -> str:
     net = case.net()
     layers, known = map_of(case, net), measure(net, SHAPE)
     plans = plans_of(case, layers)
-    measured = step_seconds(net, layers, plans, case.batch, repeats=max(3, pairs // 3))
+    repeats = max(3, 14 * pairs // len(plans))  # about as many steps of each network
+    measured = step_seconds(net, layers, plans, case.batch, repeats)
     by_flops = [case.batch * flops(known, plan, layers, DENSE) for plan in plans]
     with_bytes = [
         time_flops(count, step_bytes(known, plan, layers, DENSE, case.batch, momentum=False).moved)
