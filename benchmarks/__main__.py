@@ -5,7 +5,7 @@ pairs with its interval.  Machines are noisy, but less so between two measuremen
 over two processes measure wall time and need an otherwise idle machine; all others measure CPU time
 on one thread.
 
-    python -m benchmarks [--pairs N] [--only W1,W2,...] [--peers]
+    python -m benchmarks [--pairs N] [--only W1,W2,...] [--peers] [--tables FOLDER]
 """
 
 import argparse
@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import around, bare, devices, fleets, peers, private
+from benchmarks import around, bare, costs, devices, fleets, peers, private, tables
 from benchmarks.ratio import Work, compare, shown
 from fedp3.engines.in_process import sequential
 from fedp3.engines.process_pool import pool
@@ -141,6 +141,7 @@ ROWS: Mapping[str, Row] = {
     "W7 overhead besides training": overhead,
     **private.ROWS,
     **devices.ROWS,
+    **costs.ROWS,
     "demo": demo,
 }
 
@@ -157,10 +158,20 @@ def main() -> None:
     parser.add_argument(
         "--peers", action="store_true", help="also time other libraries that are installed"
     )
+    parser.add_argument(
+        "--tables",
+        type=Path,
+        metavar="FOLDER",
+        help="also compare costs with published tables in this folder, see benchmarks/tables.py",
+    )
     options = parser.parse_args()
     torch.set_num_threads(1)
     only = [name for name in options.only.split(",") if name]
-    rows = {**ROWS, **peers.rows()} if options.peers else ROWS
+    rows = {
+        **ROWS,
+        **(peers.rows() if options.peers else {}),
+        **(tables.rows(options.tables) if options.tables else {}),
+    }
     print(f"median ratio of {options.pairs} interleaved pairs [95 % interval];")
     print("CPU time on one thread, unless noted otherwise")
     for name, row in rows.items():

@@ -28,7 +28,7 @@ from fedp3.client.step_source import Gradient
 from fedp3.core import masks as M
 from fedp3.core.masks import Mask
 from fedp3.core.randomness import Stream, stream
-from fedp3.core.types import Group, LayerMap, Masks, Params, Task
+from fedp3.core.types import ClientPlan, Group, LayerMap, Masks, Params, Task
 from fedp3.data import batch
 from fedp3.data.shards import Shard
 from fedp3.models import shrinking
@@ -92,7 +92,7 @@ def train(
     """
     address = address or (task.t, task.plan.client)
     local, pruning, source = context.local, context.pruning, context.steps
-    trained = prepare(context, task)
+    trained = prepare(context.net, task.plan, context.layers)
     if not trained:
         return {}
     masks = task_masks(context, task, trained)
@@ -136,19 +136,19 @@ def train(
     return {name: math.fsum(steps) / len(steps) for name, steps in values.items() if steps}
 
 
-def prepare(context: ClientContext, task: Task) -> list[str]:
+def prepare(net: nn.Module, plan: ClientPlan, layers: LayerMap) -> list[str]:
     """Set the network up for this plan; returns the parameters that train.
 
     The BatchNorm of a frozen layer uses its statistics and does not update them.
     """
-    train = {n for l, p in task.plan.layers.items() if p.train for n in context.layers.layers[l]}
-    context.net.train()
-    for path, module in context.net.named_modules():
+    train = {n for l, p in plan.layers.items() if p.train for n in layers.layers[l]}
+    net.train()
+    for path, module in net.named_modules():
         buffers = {f"{path}.{n}" if path else n for n, _ in module.named_buffers(recurse=False)}
-        if buffers & (context.layers.buffers - train):
+        if buffers & (layers.buffers - train):
             module.training = False  # not eval(), because its children may train
     names = []
-    for n, p in context.net.named_parameters():
+    for n, p in net.named_parameters():
         p.requires_grad_(n in train)
         if n in train:
             names.append(n)
@@ -165,7 +165,7 @@ def _small_step(
     context, velocity, layers = local_pass.context, local_pass.velocity, local_pass.context.layers
     units = {g: indices.to(context.device) for g, indices in units.items()}
     small_context, small, full = extract_units(context, units)
-    trained = prepare(small_context, local_pass.task)
+    trained = prepare(small_context.net, local_pass.task.plan, small_context.layers)
     W, active = (
         {n: small[n] for n in trained},
         shrinking.take_units(local_pass.masks, units, layers),

@@ -3,7 +3,7 @@
 import copy
 import math
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -14,9 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedp3.client.sgd import prepare
 from fedp3.core.errors import InputError
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.core.types import ClientPlan, Group, Layer, LayerMap
+from fedp3.costs.cpu_kernels import FusedAttention, working_bytes
 from fedp3.costs.traffic import VALUE, block_share, unit_counts
 from fedp3.models import shrinking
 from fedp3.planning.prune_settings import PruneSettings
@@ -66,6 +68,8 @@ def _flops_by_weight(net: nn.Module, counter: FlopCounterMode) -> dict[str, int]
     """Forward FLOPs of one example, by weight tensor; only tensors of two or more dimensions count.
 
     The FLOPs of a module, without those of its submodules, are divided among its weights by size.
+    A module without weights of its own, such as a block that multiplies queries by keys, divides
+    its FLOPs among the weights of its submodules.
     """
     with_submodules = {
         path.partition(".")[2]: sum(operations.values())
@@ -84,13 +88,15 @@ def _flops_by_weight(net: nn.Module, counter: FlopCounterMode) -> dict[str, int]
             by_module[counted_module(path.rpartition(".")[0])] -= count
     weights = {n: w.numel() for n, w in net.named_parameters() if w.dim() >= 2}
     modules = {n: counted_module(n.rpartition(".")[0]) for n in weights}
-    module_sizes: dict[str, int] = {}
-    for n, path in modules.items():
-        module_sizes[path] = module_sizes.get(path, 0) + weights[n]
-    return {
-        n: round(by_module.get(path, 0) * weights[n] / module_sizes[path])
-        for n, path in modules.items()
-    }
+    total = dict.fromkeys(weights, 0.0)
+    for path, count in by_module.items():
+        own = [n for n in weights if modules[n] == path]
+        below = [n for n in weights if not path or modules[n].startswith(f"{path}.")]
+        bearers = own or below
+        size = sum(weights[n] for n in bearers)
+        for n in bearers:
+            total[n] += count * weights[n] / size
+    return {n: round(count) for n, count in total.items()}
 
 
 def flops(
@@ -145,7 +151,41 @@ def _source_layer(name: str, layers: LayerMap) -> Layer | None:
     return layers.groups[inputs.group].layer
 
 
+# --------------------------------------------------------------------------- time
+
+# Chosen from measured windows of MobileNet; every ratio from 2 to 15 orders them almost as well,
+# and other networks hardly depend on it (docs/devices.md).
+FLOPS_PER_BYTE = 5.0
+
+
+def time_flops(flops: float, moved: float) -> float:
+    """The FLOPs that take as long as a step with these FLOPs and bytes.
+
+    FLOPs alone tell how long a step takes if it mostly multiplies matrices.  Normalisation,
+    activations, pooling and convolutions of one channel mostly move memory, at a speed that is
+    assumed to be a fixed ratio of the speed of computing.
+
+    Args:
+        flops: the FLOPs of a step, `flops` times the number of examples.
+        moved: `StepBytes.moved`.
+    """
+    return flops + FLOPS_PER_BYTE * moved
+
+
 # --------------------------------------------------------------------------- memory
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepBytes:
+    """The memory of one training step.
+
+    Args:
+        peak: the most bytes that tensors take at once.
+        moved: the bytes that operations read and write, summed over the step.
+    """
+
+    peak: int
+    moved: int
 
 
 def peak_bytes(
@@ -156,7 +196,23 @@ def peak_bytes(
     batch: int,
     momentum: bool,
 ) -> int:
-    """Peak memory of one training step: weights, momentum, activations and gradients.
+    """Peak memory of one training step; see `step_bytes`."""
+    return step_bytes(profile, plan, layers, pruning, batch, momentum).peak
+
+
+def step_bytes(
+    profile: ComputeProfile,
+    plan: ClientPlan,
+    layers: LayerMap,
+    pruning: PruneSettings,
+    batch: int,
+    momentum: bool,
+) -> StepBytes:
+    """Memory of one training step on a CPU, in tensors.
+
+    The peak has weights, momentum, activations from the lowest trained layer on, gradients, and the
+    copies that convolutions work on.  A process has more in memory than its tensors: the program
+    itself, and what its allocator does not return to the system.
 
     Args:
         profile: the dense network.
@@ -171,35 +227,52 @@ def peak_bytes(
     if units and pruning.shrinks:  # the client trains a smaller network
         profile = replace(profile, net=shrinking.shrink_net(profile.net, layers, units))
         layers = shrinking.shrink_map(layers, units)
-    trained = {n for l, p in plan.layers.items() if p.train for n in layers.layers[l]}
-    trained -= layers.buffers
-    stored = sum(math.prod(shape) for shape in layers.shapes.values())
-    copies = momentum + (plan.split > 1)
-    stored += copies * sum(math.prod(layers.shapes[n]) for n in trained)
-    return VALUE * stored + _step_bytes(profile, trained, math.ceil(batch / plan.split))
+    trained = prepare(profile.net, plan, layers)
+    memory = _both_passes(profile, trained, math.ceil(batch / plan.split))
+    sizes = {n: math.prod(shape) for n, shape in layers.shapes.items()}
+    stored, learned = sum(sizes.values()), sum(sizes[n] for n in trained)
+    update, touched = learned, 3 * learned  # the step reads W and the gradient, and writes W
+    if momentum:
+        stored += learned
+        update += 2 * max((sizes[n] for n in trained), default=0)  # the new velocity of one tensor
+        touched += 8 * learned
+    if plan.split > 1:  # the gradients of the parts of a batch are added up
+        stored += learned
+        touched += 3 * learned * plan.split
+    return StepBytes(
+        peak=VALUE * stored + max(memory.peak, VALUE * update),
+        moved=plan.split * memory.moved + VALUE * touched,
+    )
 
 
-def _step_bytes(profile: ComputeProfile, trained: set[str], batch: int) -> int:
-    """The most bytes that a step's tensors take at once, without the network's tensors."""
+def _both_passes(profile: ComputeProfile, trained: Sequence[str], batch: int) -> "_MemoryCounter":
+    """Follow the tensors of a forward and a backward pass; those of the network do not count."""
     net = profile.net
-    for n, w in net.named_parameters():
-        w.requires_grad_(n in trained)
-    weights = [w for w in net.parameters() if w.requires_grad]
-    net.train()
+    parameters = dict(net.named_parameters())
     memory = _MemoryCounter(net)
-    with layers_draw_from(stream(0, Stream.LAYER)), memory:
-        logits = net(torch.zeros(batch, *profile.shape, device=profile.device))
-        # The labels have no name, so that they are freed as early as in a real step.
-        loss = F.cross_entropy(logits, torch.zeros(batch, dtype=torch.int64, device=profile.device))
-        del logits
-        grads = torch.autograd.grad(loss, weights, allow_unused=True) if loss.requires_grad else ()
+    with layers_draw_from(stream(0, Stream.LAYER)), FusedAttention(), memory:
+        # A client holds the batch until the step is over, but not the logits.
+        x = torch.zeros(batch, *profile.shape, device=profile.device)
+        y = torch.zeros(batch, dtype=torch.int64, device=profile.device)
+        loss = F.cross_entropy(net(x), y)
+        grads: Sequence[Tensor] = ()
+        if loss.requires_grad:
+            weights = [parameters[n] for n in trained]
+            grads = torch.autograd.grad(loss, weights, allow_unused=True)
     net.eval()
     del grads  # not earlier: in a real step they are alive to the end
-    return memory.peak
+    return memory
+
+
+# Views of a tensor that nobody else sees; torch does not call them views.
+MORE_VIEWS = (torch.ops.aten._unsafe_view.default,)
 
 
 class _MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Follows the storage of every tensor that an operation makes until it is freed."""
+    """Follows the storage of every tensor that an operation makes until it is freed.
+
+    It also sums the bytes that operations read and write; a view does neither.
+    """
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -208,12 +281,19 @@ class _MemoryCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.sizes = {w.untyped_storage()._cdata: 0 for w in tensors}
         self.current = 0
         self.peak = 0
+        self.moved = 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        before = self.current
         result = func(*args, **(kwargs or {}))
-        for leaf in tree_leaves(result):
-            if isinstance(leaf, Tensor) and leaf.untyped_storage()._cdata not in self.sizes:
+        self.peak = max(self.peak, before + working_bytes(func, args, result))
+        results = [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+        for leaf in results:
+            if leaf.untyped_storage()._cdata not in self.sizes:
                 self._add(leaf.untyped_storage())
+        if not func.is_view and func not in MORE_VIEWS:
+            read = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, Tensor)]
+            self.moved += sum(leaf.nbytes for leaf in (*read, *results))
         return result
 
     def _add(self, storage: torch.UntypedStorage) -> None:

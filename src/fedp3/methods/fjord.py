@@ -17,15 +17,15 @@ def distilled_step(this: LocalPass, x: Tensor, y: Tensor, units: Mapping[Group, 
 
     The client's full width learns from the labels, and the drawn width learns from the full one.
     """
-    context, layers = this.context, this.context.layers
+    context, layers, plan = this.context, this.context.layers, this.task.plan
     tensors = named_tensors(context.net)
-    W = {n: tensors[n] for n in prepare(context, this.task)}
+    W = {n: tensors[n] for n in prepare(context.net, plan, layers)}
     logits = context.net(x)
     loss = F.cross_entropy(logits, y)
     grads = list(torch.autograd.grad(loss, list(W.values()), materialize_grads=True))
     units = {g: indices.to(context.device) for g, indices in units.items()}
     small_context, small, _ = extract_units(context, units)
-    small_W = {n: small[n] for n in prepare(small_context, this.task)}
+    small_W = {n: small[n] for n in prepare(small_context.net, plan, small_context.layers)}
     distilled = F.cross_entropy(small_context.net(x), logits.detach().softmax(1))
     small_grads = torch.autograd.grad(distilled, list(small_W.values()), materialize_grads=True)
     by_name = dict(zip(W, grads, strict=True))
