@@ -116,7 +116,7 @@ def experiment(*overrides: str) -> Experiment:
                 "model.name=mlp",
                 "model.width=0.25",
                 "devices.fleet=phones",
-                "devices.round_seconds=0.6",
+                "devices.round_seconds=0.25",
                 *overrides,
             ],
         )
@@ -162,7 +162,7 @@ def test_a_fleet_that_cannot_train_some_layer_is_refused_with_what_would_help() 
 
 
 def test_a_device_that_can_do_nothing_is_left_out_and_the_others_go_on() -> None:
-    run = experiment("devices.round_seconds=0.2")
+    run = experiment("devices.round_seconds=0.1")
     fleet = run.server.fleet
     assert fleet is not None and 0 < len(fleet.able) < 40
     assert len(plans_for(run.server, 0)) == 40  # all are evaluated
@@ -170,7 +170,7 @@ def test_a_device_that_can_do_nothing_is_left_out_and_the_others_go_on() -> None
 
 @pytest.mark.parametrize("method", ["heterofl", "fedrolex", "fiarse", "fedrop"])
 def test_sub_models_get_the_largest_share_that_fits(method: str) -> None:
-    tight = experiment(f"method={method}")
+    tight = experiment(f"method={method}", "devices.round_seconds=0.6")
     loose = experiment(f"method={method}", "devices.round_seconds=0", "devices.memory_share=1")
     assert all(a <= b for a, b in zip(tight.server.keep, loose.server.keep, strict=True))
     assert set(loose.server.keep) == {1.0}

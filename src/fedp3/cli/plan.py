@@ -50,10 +50,12 @@ def plan(
 ) -> None:
     """Show what a config requires of every client, without training.
 
-    Where [devices] are described, clients with equal devices share a line, which says what keeps
-    them from training more.
+    Where devices are described, clients that do the same share a line, which says what keeps their
+    devices from training more.
 
-    Examples: fedp3 plan my.toml prune.keep=0.5; fedp3 plan my.toml devices.fleet=phones
+    Example: fedp3 plan my.toml prune.keep=0.5
+
+    Example: fedp3 plan my.toml devices.fleet=phones devices.round_seconds=15
     """
     from fedp3 import config
     from fedp3.config.plugins import load_plugins
