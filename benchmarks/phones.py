@@ -10,11 +10,13 @@ then show the result.
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 
 from fedp3 import config
+from fedp3.core.errors import BusyError
 from fedp3.engines.in_process import sequential
 from fedp3.experiment.assemble import assemble
 from fedp3.runs import session
@@ -59,10 +61,14 @@ ROWS: Mapping[str, Sequence[str]] = {
 }
 
 
+def settings_of(name: str, data: str, seed: int) -> config.Config:
+    """The config of a row."""
+    return config.parse({}, [f"data.name={data}", *COMMON, *ROWS[name], f"run.seed={seed}"])
+
+
 def train(name: str, data: str, seed: int, folder: Path, data_dir: Path | None) -> None:
     """Train one row with one seed, or go on with it."""
-    overrides = [f"data.name={data}", *COMMON, *ROWS[name], f"run.seed={seed}"]
-    experiment = assemble(config.parse({}, overrides), data_dir)
+    experiment = assemble(settings_of(name, data, seed), data_dir)
 
     def on_round(record: RoundRecord) -> None:
         if record.G is not None and record.clock is not None:
@@ -94,10 +100,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if unknown:
         sys.exit(f"unknown rows {', '.join(unknown)}; there are {', '.join(ROWS)}")
     torch.set_num_threads(1)
+    for name in options.only.split(","):
+        settings = settings_of(name, options.set, 0)
+        folder = options.out / options.set / name
+        if not (folder / session.SEEDS).exists():
+            session.begin_seeds(settings, folder, options.seeds)
     for seed in range(options.seeds):
         for name in options.only.split(","):
             folder = options.out / options.set / name / f"seed-{seed}"
-            train(name, options.set, seed, folder, options.data)
+            with suppress(BusyError):  # another process trains it
+                train(name, options.set, seed, folder, options.data)
 
 
 if __name__ == "__main__":
