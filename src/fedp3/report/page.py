@@ -44,7 +44,8 @@ COLUMNS: Mapping[str, str] = {  # heading -> meaning, in the table that compares
     "MB down": "server to clients, over the entire run",
     "G at budget": "G after this much traffic, up and down, which every run has reached",
     "GFLOP": "local training of one client over the entire run, mean over clients",
-    "Fleet (s)": "estimated time of all rounds on devices as capable as their keep share",
+    "Fleet (s)": "time of all rounds on the devices, or on devices as capable as their keep "
+    "share where none are described",
     "Time (s)": "measured time of the entire run on the machine that ran it",
     "Rejected": "updates that the server rejected",
 }

@@ -202,10 +202,14 @@ def client_gflop(seed: Seed) -> float | None:
 
 
 def fleet_seconds(seed: Seed) -> float | None:
-    """Estimated time of all rounds on the fleet; None if not recorded.
+    """Time of all rounds on the fleet; None if not recorded.
 
-    A round takes as long as its slowest client.
+    With a clock it is virtual time.  Otherwise it is estimated, and a round takes as long as its
+    slowest client.
     """
+    ended = [e["clock"]["ended"] for e in seed.events if e.get("clock")]
+    if ended:
+        return float(ended[-1])
     by_client = _by_client(seed, "seconds")
     if by_client is None:
         return None
