@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 from fedp3 import config
 from fedp3.core.errors import PlanError
 from fedp3.devices.fleet_pass import greedy_counts
+from fedp3.devices.window_draws import possible_trainers
 from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.planning.coverage import coverage
+from fedp3.runs.description import warnings_of
 from fedp3.server.rounds import plans_for
 
 LAYERS = 3
@@ -186,3 +188,18 @@ def test_with_fedavg_devices_that_cannot_hold_it_are_left_out() -> None:
     fleet = run.server.fleet
     assert fleet is not None and 0 < len(fleet.able) < 40
     assert {fleet.binding[i] == "memory" for i in range(40) if i not in fleet.able} == {True}
+
+
+def test_layers_that_see_few_classes_because_of_devices_are_pointed_out() -> None:
+    narrow = experiment("partition.classes=1", "devices.round_seconds=0.1")
+    trainers = possible_trainers(narrow.server.fleet.classes, "balanced")  # type: ignore[union-attr]
+    few = [l for l, clients in trainers.items() if len(clients) < 8]
+    assert few and all(l in warnings_of(narrow)["M3"] for l in few)
+    wide = experiment("partition.classes=1", "devices.round_seconds=0", "devices.memory_share=1")
+    assert "M3" not in warnings_of(wide)
+    plans = [plan for t in range(30) for plan in plans_for(narrow.server, t)]
+    seen = {l: set(clients) for l, clients in coverage(plans).items()}
+    able = narrow.server.fleet.able  # type: ignore[union-attr]
+    assert {l: clients & able for l, clients in seen.items()} == {
+        l: set(clients) for l, clients in trainers.items()
+    }

@@ -7,7 +7,7 @@ import torch
 
 from fedp3.core.randomness import Stream, random_ranks, stream
 from fedp3.core.registry import Registry
-from fedp3.core.types import ClientPlan
+from fedp3.core.types import ClientPlan, Layer
 from fedp3.devices.options import Option
 from fedp3.devices.table import Device
 
@@ -79,3 +79,22 @@ def class_plans(
         for client, j in zip(group.clients, drawn, strict=True):
             plans[client] = replace(templates[j], client=client)
     return plans
+
+
+def possible_trainers(classes: Sequence[DeviceClass], draw: str) -> dict[Layer, list[int]]:
+    """For each layer the clients that train and upload it in some round.
+
+    With windows that are dealt once, the clients that could have got such a window count too.
+    """
+    trainers: dict[Layer, list[int]] = {}
+    for group in classes:
+        used = [
+            option
+            for option, count in zip(group.options, group.counts, strict=True)
+            if count or draw == "random"
+        ]
+        for l in group.least.layers:
+            clients = trainers.setdefault(l, [])
+            if any(l in option.plan.full_layers for option in used):
+                clients += group.clients
+    return trainers

@@ -15,10 +15,13 @@ from fedp3 import __version__, config
 from fedp3.core.hashing import model_sha256
 from fedp3.core.types import ClientPlan, LayerPlan
 from fedp3.costs.traffic import reductions, traffic
+from fedp3.devices.run_fleet import RunFleet
 from fedp3.devices.settings import row_of
+from fedp3.devices.window_draws import possible_trainers
 from fedp3.experiment.assemble import Experiment
 from fedp3.experiment.fingerprint import fingerprint
 from fedp3.planning.coverage import coverage
+from fedp3.planning.layer_sets import AUTO
 from fedp3.privacy import disclosure
 from fedp3.privacy.budget import planned_epsilons
 from fedp3.privacy.client_level import disclosure as client_disclosure
@@ -74,15 +77,35 @@ def warnings_of(experiment: Experiment) -> dict[str, str]:
     if differences:
         method = experiment.config.method
         warnings["M1"] = f"the config differs from the method {method}: {', '.join(differences)}"
+    fleet = experiment.server.fleet
+    if fleet is not None and fleet.classes:
+        warnings |= _unseen_classes(experiment, fleet)
     layers = experiment.config.plan.layers
     full = all(plan.full_layers == tuple(plan.layers) for plan in experiment.first_plans)
-    if full and layers != "full" and len(experiment.server.layers.layers) > 1:
+    if full and layers not in ("full", AUTO) and len(experiment.server.layers.layers) > 1:
         hidden = len(experiment.server.layers.hidden)
         warnings["M2"] = (
             f"plan.layers={layers!r} gives every client all {hidden} hidden layers of this "
             "network, so everything is trained and uploaded, as with 'full'"
         )
     return warnings
+
+
+def _unseen_classes(experiment: Experiment, fleet: RunFleet) -> dict[str, str]:
+    """Layers that only clients without some classes can train, because of their devices."""
+    labels = experiment.labels > 0  # (clients, classes)
+    present = labels.any(axis=0)
+    narrow = []
+    for l, clients in possible_trainers(fleet.classes, fleet.settings.windows).items():
+        seen = labels[clients].any(axis=0) if clients else ~present
+        if (seen < present).any():
+            narrow.append(f"{l} ({len(clients)} clients with {int(seen.sum())} classes)")
+    if not narrow or not present.any():
+        return {}
+    return {
+        "M3": f"of {int(present.sum())} classes, some layers see fewer, as few devices can train "
+        f"them: {', '.join(narrow)}; raise devices.round_seconds or devices.memory_share"
+    }
 
 
 def _planned(experiment: Experiment) -> dict[str, Any]:
