@@ -47,6 +47,7 @@ CLIENT_LEVEL = (
     "client_privacy.noise_multiplier=1.1", "client_privacy.sample_rate=0.6",
     "client_privacy.clip=0.3",
 )  # fmt: skip
+PHONES = ("devices.fleet={'Nexus S' = 0.5, 'Pixel 3' = 0.5}", "devices.round_seconds=0.03")
 MIXED = "prune.keep=[0.9, 0.7, 0.5]"
 FOUR_WIDTHS = "prune.keep=[1.0, 0.5, 0.25, 0.125]"
 
@@ -155,15 +156,27 @@ CASES: dict[str, Sequence[str]] = {
     # client-level differential privacy
     "client-level": (*CLIENT_LEVEL, MIXED, "upload.compress=int8"),
     "client-level-adam": (*CLIENT_LEVEL, "aggregate.server=adam", "aggregate.server_lr=0.01"),
+    # devices and virtual time
+    "devices": PHONES,
+    "devices-daily-deadline": (
+        *("method=fedavg", "devices.planner=manual", "devices.round_end=deadline", *PHONES),
+        "devices.availability=daily",
+    ),
+    "devices-over-selection": (*PHONES, "devices.round_end=first", "run.clients_per_round=2"),
+    "devices-buffered": (*PHONES, "devices.round_end=buffered", "run.rounds=6"),
+    "devices-sub-models": (*PHONES, "method=fedrolex"),
 }
-SEVERAL_WORKERS = ("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp", "client-level")
+SEVERAL_WORKERS = (
+    *("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp", "client-level"),
+    "devices-buffered",
+)
 RESUMED = (
     *("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp"),
-    "client-level-adam",
+    *("client-level-adam", "devices-buffered", "devices-daily-deadline"),
 )
 ON_FLOWER = (
     *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),
-    "client-level",
+    *("client-level", "devices", "devices-buffered"),
 )
 
 
@@ -176,13 +189,14 @@ def outcome(result: dict[str, Any]) -> dict[str, Any]:
     kinds = (("G", "global"), ("D", "dispatched"), ("P", "personal"))
     scores = {kind: result[f"accuracy_{name}"] for kind, name in kinds}
     megabytes = {"mb_up": result["mb_up"], "mb_down": result["mb_down"]}
-    client_level = {k: result[k] for k in ("client_epsilon",) if result[k] is not None}
+    more = ("client_epsilon", "virtual_seconds")
+    of_some = {k: result[k] for k in more if result[k] is not None}
     return {
         "model_sha256": result["model_sha256"],
         **scores,
         **megabytes,
         "epsilon": result["epsilon_max"],
-        **client_level,
+        **of_some,
     }
 
 
