@@ -10,7 +10,7 @@ from fedp3.devices.buffer import Flight, fill_buffer
 from fedp3.devices.clock import Work as DeviceWork
 from fedp3.devices.clock import make_timings, visit
 from fedp3.devices.fleets import make_fleet
-from fedp3.devices.run_fleet import plan_windows
+from fedp3.devices.run_fleet import FleetInputs, plan_windows
 from fedp3.engines.in_process import sequential
 from fedp3.experiment.assemble import Experiment, assemble_from, load_parts
 from fedp3.server.rounds import plans_for, run_round
@@ -48,13 +48,17 @@ def planning(pairs: int) -> str:
         )
         fleet = e.server.fleet
         assert fleet is not None
+        inputs = FleetInputs(
+            settings=e.config.devices,
+            devices=fleet.devices,
+            context=e.client,
+            profile=fleet.profile,
+            examples=e.server.examples,
+            extra=e.start.extra,
+        )
 
-        def plan(e: Experiment = e, fleet: object = fleet) -> None:
-            settings, examples = e.config.devices, e.server.examples
-            devices = e.server.fleet.devices if e.server.fleet else ()
-            plan_windows(
-                settings, devices, e.config.plan, e.client, e.profile, examples, e.start.extra
-            )
+        def plan(e: Experiment = e, inputs: FleetInputs = inputs) -> None:
+            plan_windows(inputs, e.config.plan)
             plans_for(e.server, 1)
 
         parts.append(f"{model} {seconds(plan):.2f} s")

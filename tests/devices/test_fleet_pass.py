@@ -203,3 +203,10 @@ def test_layers_that_see_few_classes_because_of_devices_are_pointed_out() -> Non
     assert {l: clients & able for l, clients in seen.items()} == {
         l: set(clients) for l, clients in trainers.items()
     }
+
+
+def test_under_ldp_every_device_takes_all_steps_that_are_accounted_for() -> None:
+    private = experiment("privacy.enabled=true", "privacy.epsilon=50", "devices.round_seconds=0.5")
+    plans = plans_for(private.server, 0)
+    assert {plan.steps for plan in plans} == {0}
+    assert len({plan.full_layers for plan in plans}) > 1

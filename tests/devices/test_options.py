@@ -1,5 +1,6 @@
 """The options of a device are those of a search over every window, share, split and step count."""
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -166,11 +167,15 @@ def test_the_smallest_change_is_one_that_helps_and_a_smaller_one_does_not() -> N
     assert not options_of(menu, phone, Limits.of(phone, 0.98 * share, 0))
 
 
-def test_under_ldp_or_with_epochs_steps_are_never_reduced() -> None:
-    menu, _ = menu_of("mlp", epochs=2)
-    assert not menu.varies_steps
-    options = options_of(menu, device(gflops=1e-6), Limits(1e9, 0.5))
-    assert all(option.steps == 0 for option in options)
+def test_with_epochs_and_under_ldp_steps_are_never_reduced() -> None:
+    here = world("mlp", steps=4, batch=4).context
+    epochs = replace(here, local=replace(here.local, epochs=2))
+    for context, all_steps in ((epochs, False), (here, True)):
+        profile = measure(context.net, tuple(context.data.x.shape[1:]))
+        menu = make_menu(context, profile, FREEZE, 4, {}, all_steps=all_steps)
+        assert not menu.varies_steps
+        options = options_of(menu, device(gflops=1e-6), Limits(1e9, 5.0))
+        assert options and all(option.steps == 0 for option in options)
 
 
 def test_networks_with_batch_statistics_are_not_computed_in_parts() -> None:

@@ -89,7 +89,7 @@ class Menu:
         steps: the local steps of the run's settings.
         varies_steps: whether a device may take fewer steps.
         splits: whether a batch may be computed in parts.
-        extra: the method's tensors, which are sent in both directions.
+        candidates: all of them; the first trains everything, the last only the head.
     """
 
     context: ClientContext
@@ -98,7 +98,6 @@ class Menu:
     steps: int
     varies_steps: bool
     splits: bool
-    extra: Params
     candidates: tuple[Candidate, ...]
     _peaks: dict[tuple[int, int], int] = field(default_factory=dict, repr=False)
 
@@ -127,6 +126,8 @@ def make_menu(
     settings: PlanSettings,
     samples: int,
     extra: Params,
+    *,
+    all_steps: bool = False,
 ) -> Menu:
     """All candidates of a run, and how they may be varied.
 
@@ -136,19 +137,19 @@ def make_menu(
         settings: the run's `[plan]`, which says what becomes of layers outside a window.
         samples: the training samples of the clients that the menu is for.
         extra: the method's tensors.
+        all_steps: every device takes all local steps; under LDP they are what is accounted for.
     """
     local, hooks = context.local, context.hooks
     steps = step_count(local, samples)
     candidates = tuple(_candidates(context, profile, settings, samples, steps, extra))
-    plain = context.steps.is_plain and len(hooks.passes) == 1
+    one_pass = len(hooks.passes) == 1 and hooks.step is None
     return Menu(
         context=context,
         profile=profile,
         rows=max(1, min(local.batch, samples)),
         steps=steps,
-        varies_steps=plain and not local.epochs and hooks.step is None,
+        varies_steps=one_pass and not local.epochs and not all_steps,
         splits=hooks.loss is None and hooks.step is None and not context.layers.buffers,
-        extra=extra,
         candidates=candidates,
     )
 

@@ -94,169 +94,153 @@ def run_devices(settings: DevicesSettings, clients: int, seed: int) -> tuple[Dev
 # --------------------------------------------------------------------------- plans
 
 
-def plan_windows(
-    settings: DevicesSettings,
-    devices: tuple[Device, ...],
-    plan: PlanSettings,
-    context: ClientContext,
-    profile: ComputeProfile,
-    examples: Mapping[int, int],
-    extra: Params,
-) -> RunFleet:
-    """The fleet whose clients train windows of layers that are chosen for their devices.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FleetInputs:
+    """What plans for devices are made from.
 
     Args:
         settings: the run's `[devices]`.
         devices: the device of every client.
-        plan: the run's `[plan]`.
         context: what all clients share.
         profile: the FLOPs and memory of the network.
         examples: the number of training samples of each client.
-        extra: the method's tensors.
+        extra: the method's tensors, which are sent in both directions.
     """
-    menus = _menus(context, profile, plan, examples, extra)
+
+    settings: DevicesSettings
+    devices: tuple[Device, ...]
+    context: ClientContext
+    profile: ComputeProfile
+    examples: Mapping[int, int]
+    extra: Params
+
+
+def plan_windows(inputs: FleetInputs, plan: PlanSettings, *, all_steps: bool = False) -> RunFleet:
+    """The fleet whose clients train windows of layers that are chosen for their devices.
+
+    Args:
+        inputs: the run and its devices.
+        plan: the run's `[plan]`.
+        all_steps: whether every device takes all local steps.
+    """
+    settings, examples = inputs.settings, inputs.examples
+    menus = _menus(inputs, plan, all_steps=all_steps)
     classes = plan_fleet(
-        devices, menus, context.layers, settings.memory_share, settings.round_seconds
+        inputs.devices,
+        menus,
+        inputs.context.layers,
+        settings.memory_share,
+        settings.round_seconds,
     )
-    idle = tuple(i for i in sorted(examples) if i not in menus)
     binding = {i: group.binding for group in classes for i in group.clients}
+    idle = tuple(i for i in sorted(examples) if i not in menus)
     if idle:  # clients without samples never train, but evaluation needs a plan for each
         classes += (replace(classes[0], clients=idle, options=(), counts=()),)
-    return RunFleet(
-        settings=settings,
-        devices=devices,
-        timings=_timings(settings, devices, context.seed),
-        able=frozenset(i for group in classes if group.options for i in group.clients),
-        binding=tuple(binding.get(i, "") for i in range(len(devices))),
-        profile=profile,
-        work_of=work_counter(context, profile, examples, extra),
-        classes=classes,
-    )
+    able = frozenset(i for group in classes if group.options for i in group.clients)
+    return replace(_run_fleet(inputs, able, binding), classes=classes)
 
 
-def _menus(
-    context: ClientContext,
-    profile: ComputeProfile,
-    plan: PlanSettings,
-    examples: Mapping[int, int],
-    extra: Params,
-) -> dict[int, Menu]:
+def _menus(inputs: FleetInputs, plan: PlanSettings, *, all_steps: bool) -> dict[int, Menu]:
     """The menu of every client with training samples; clients with equal batches share one."""
+    context = inputs.context
     known: dict[int, Menu] = {}
     menus = {}
-    for client, samples in examples.items():
+    for client, samples in inputs.examples.items():
         if not samples:
             continue
         # With epochs, the number of steps depends on the number of samples too.
         rows = samples if context.local.epochs else min(samples, context.local.batch)
         if rows not in known:
-            known[rows] = make_menu(context, profile, plan, rows, extra)
+            known[rows] = make_menu(
+                context, inputs.profile, plan, rows, inputs.extra, all_steps=all_steps
+            )
         menus[client] = known[rows]
     return menus
 
 
 def plan_shares(
-    settings: DevicesSettings,
-    devices: tuple[Device, ...],
+    inputs: FleetInputs,
     levels: Sequence[float],
     plans_at: Callable[[float], Sequence[ClientPlan]],
-    context: ClientContext,
-    profile: ComputeProfile,
-    examples: Mapping[int, int],
-    extra: Params,
 ) -> tuple[RunFleet, tuple[float, ...]]:
     """The fleet whose clients get the largest sub-model that fits, and each client's `keep`.
 
     Args:
-        settings: the run's `[devices]`.
-        devices: the device of every client.
+        inputs: the run and its devices.
         levels: the shares that a client may have.
         plans_at: a share -> the plans of all clients if all have this share.
-        context: what all clients share.
-        profile: the FLOPs and memory of the network.
-        examples: the number of training samples of each client.
-        extra: the method's tensors.
     """
-    work_of = work_counter(context, profile, examples, extra)
-    peak_of = peak_counter(context, profile, examples)
+    settings = inputs.settings
+    violated = _violation_counter(inputs)
     keep: dict[int, float] = {}
     binding: dict[int, str] = {}
     for level in sorted(levels, reverse=True):
         for plan in plans_at(level):
-            i = plan.client
-            if i in keep:
+            if plan.client in keep:
                 continue
-            limit = _violated(settings, devices[i], work_of(plan), peak_of(plan))
+            limit = violated(plan)
             if limit:
-                binding.setdefault(i, limit)
+                binding.setdefault(plan.client, limit)
             else:
-                keep[i] = level
-    able = frozenset(i for i in keep if examples.get(i, 0))
+                keep[plan.client] = level
+    able = frozenset(i for i in keep if inputs.examples.get(i, 0))
     if not able:
         raise PlanError(
             f"no device of this fleet fits even a share of {min(levels):g} of the network within "
             f"{settings.memory_share:g} of its memory and {settings.round_seconds:g} seconds a "
             "round; raise one of these limits, or use a smaller network"
         )
-    fleet = RunFleet(
-        settings=settings,
-        devices=devices,
-        timings=_timings(settings, devices, context.seed),
-        able=able,
-        binding=tuple(binding.get(i, "") for i in range(len(devices))),
-        profile=profile,
-        work_of=work_of,
-    )
-    return fleet, tuple(keep.get(i, min(levels)) for i in range(len(devices)))
+    shares = tuple(keep.get(i, min(levels)) for i in range(len(inputs.devices)))
+    return _run_fleet(inputs, able, binding), shares
 
 
-def as_planned(
-    settings: DevicesSettings,
-    devices: tuple[Device, ...],
-    plans: Sequence[ClientPlan],
-    context: ClientContext,
-    profile: ComputeProfile,
-    examples: Mapping[int, int],
-    extra: Params,
-) -> RunFleet:
+def as_planned(inputs: FleetInputs, plans: Sequence[ClientPlan]) -> RunFleet:
     """The fleet under plans that the config makes; devices without the memory for them are out.
 
     Args:
-        settings: the run's `[devices]`.
-        devices: the device of every client.
+        inputs: the run and its devices.
         plans: the plans of all clients in the first round.
-        context: what all clients share.
-        profile: the FLOPs and memory of the network.
-        examples: the number of training samples of each client.
-        extra: the method's tensors.
     """
-    work_of = work_counter(context, profile, examples, extra)
-    peak_of = peak_counter(context, profile, examples)
-    binding = []
-    for plan in plans:
-        device = devices[plan.client]
-        binding.append(_violated(settings, device, work_of(plan), peak_of(plan)))
+    violated = _violation_counter(inputs)
+    binding = {plan.client: violated(plan) for plan in plans}
     able = frozenset(
-        plan.client
-        for plan, limit in zip(plans, binding, strict=True)
-        if limit != "memory" and examples.get(plan.client, 0)
+        i for i, limit in binding.items() if limit != "memory" and inputs.examples.get(i, 0)
     )
     if not able:
+        peak_of = peak_counter(inputs.context, inputs.profile, inputs.examples)
         least = min(peak_of(plan) for plan in plans) / 1e6
         raise PlanError(
             f"no device of this fleet can hold its plan, which takes {least:.0f} MB or more, in "
-            f"{settings.memory_share:g} of its memory; raise devices.memory_share, or set "
+            f"{inputs.settings.memory_share:g} of its memory; raise devices.memory_share, or set "
             "devices.planner = 'auto'"
         )
+    return _run_fleet(inputs, able, binding)
+
+
+def _run_fleet(inputs: FleetInputs, able: frozenset[int], binding: Mapping[int, str]) -> RunFleet:
+    settings, devices, context = inputs.settings, inputs.devices, inputs.context
     return RunFleet(
         settings=settings,
         devices=devices,
-        timings=_timings(settings, devices, context.seed),
+        timings=make_timings(devices, context.seed, settings.availability, settings.bandwidth),
         able=able,
-        binding=tuple(binding),
-        profile=profile,
-        work_of=work_of,
+        binding=tuple(binding.get(i, "") for i in range(len(devices))),
+        profile=inputs.profile,
+        work_of=work_counter(context, inputs.profile, inputs.examples, inputs.extra),
     )
+
+
+def _violation_counter(inputs: FleetInputs) -> Callable[[ClientPlan], str]:
+    """A function from a client's plan to the limit that it exceeds; empty if none."""
+    context, profile, examples = inputs.context, inputs.profile, inputs.examples
+    work_of = work_counter(context, profile, examples, inputs.extra)
+    peak_of = peak_counter(context, profile, examples)
+
+    def violated(plan: ClientPlan) -> str:
+        device = inputs.devices[plan.client]
+        return _violated(inputs.settings, device, work_of(plan), peak_of(plan))
+
+    return violated
 
 
 def _violated(settings: DevicesSettings, device: Device, work: Work, peak: int) -> str:
@@ -268,10 +252,6 @@ def _violated(settings: DevicesSettings, device: Device, work: Work, peak: int) 
     if sum(parts) <= limits.seconds:
         return ""
     return max(zip(parts, ("download", "computation", "upload"), strict=True))[1]
-
-
-def _timings(settings: DevicesSettings, devices: Sequence[Device], seed: int) -> tuple[Timing, ...]:
-    return make_timings(devices, seed, settings.availability, settings.bandwidth)
 
 
 # --------------------------------------------------------------------------- costs of plans

@@ -9,7 +9,14 @@ from fedp3.core.types import ClientPlan, Params
 from fedp3.costs.compute import measure
 from fedp3.costs.table import ClientCost
 from fedp3.devices.options import KEEPS, transfer_and_work
-from fedp3.devices.run_fleet import RunFleet, as_planned, plan_shares, plan_windows, run_devices
+from fedp3.devices.run_fleet import (
+    FleetInputs,
+    RunFleet,
+    as_planned,
+    plan_shares,
+    plan_windows,
+    run_devices,
+)
 from fedp3.devices.settings import NODES
 from fedp3.devices.table import Device
 from fedp3.methods import METHODS
@@ -44,23 +51,25 @@ def with_fleet(
     if not settings.described or awaits or not any(examples.values()):
         return server
     devices = reported or run_devices(settings, server.clients, config.run.seed)
-    profile = measure(client.net, tuple(client.data.x.shape[1:]))
+    inputs = FleetInputs(
+        settings=settings,
+        devices=devices,
+        context=client,
+        profile=measure(client.net, tuple(client.data.x.shape[1:])),
+        examples=examples,
+        extra=extra,
+    )
     if config.plan.layers == AUTO:
-        fleet = plan_windows(settings, devices, config.plan, client, profile, examples, extra)
+        fleet = plan_windows(inputs, config.plan, all_steps=config.privacy.enabled)
         return replace(server, fleet=fleet)
     if config.prune.keep == AUTO:
 
         def plans_at(keep: float) -> tuple[ClientPlan, ...]:
             return plans_for(replace(server, keep=(keep,) * server.clients), 0)
 
-        levels = _levels(config.method)
-        fleet, keep = plan_shares(
-            settings, devices, levels, plans_at, client, profile, examples, extra
-        )
+        fleet, keep = plan_shares(inputs, _levels(config.method), plans_at)
         return replace(server, fleet=fleet, keep=keep)
-    plans = plans_for(server, 0)
-    fleet = as_planned(settings, devices, plans, client, profile, examples, extra)
-    return replace(server, fleet=fleet)
+    return replace(server, fleet=as_planned(inputs, plans_for(server, 0)))
 
 
 def on_devices(costs: Sequence[ClientCost], fleet: RunFleet) -> list[ClientCost]:
