@@ -3,15 +3,16 @@
     python -m benchmarks.phones OUT [--data DIR] [--set fashion-mnist] [--only NAME,...] [--seeds 3]
 
 Each row is trained with several seeds, in OUT/SET/NAME/seed-K.  What exists is resumed, so that the
-command can be stopped and started again.  `fedp3 compare OUT/SET/*` and `fedp3 report OUT/SET/*`
-then show the result.
+command can be stopped and started again.  With --table nothing is trained, and a table of the
+finished runs is printed.  `fedp3 report OUT/SET/*` shows them as a page.
 """
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from statistics import fmean
 
 import torch
 
@@ -20,6 +21,7 @@ from fedp3.core.errors import BusyError
 from fedp3.engines.in_process import sequential
 from fedp3.experiment.assemble import assemble
 from fedp3.runs import session
+from fedp3.runs.run_folder import read_events
 from fedp3.server.context import RoundRecord
 
 COMMON = (
@@ -87,6 +89,50 @@ def train(name: str, data: str, seed: int, folder: Path, data_dir: Path | None) 
     )
 
 
+# --------------------------------------------------------------------------- the table
+
+REFERENCE = "fedavg-waits"
+TARGET = 0.98  # of the final G of FedAvg that waits for everybody, with the same seed
+
+
+def curves(folder: Path) -> dict[int, list[tuple[float, float]]]:
+    """For each finished seed the virtual seconds and G of its evaluated rounds."""
+    found = {}
+    for place in sorted(folder.glob("seed-*")):
+        if (place / "result.json").exists():
+            events = [e for e in read_events(place) if e["G"]]
+            points = [(e["clock"]["ended"], e["G"]["mean"]) for e in events]
+            found[int(place.name.removeprefix("seed-"))] = points
+    return found
+
+
+def reached(points: Sequence[tuple[float, float]], target: float) -> float | None:
+    """When a curve first has this value; None if it never does."""
+    return next((seconds for seconds, G in points if target <= G), None)
+
+
+def table(folder: Path) -> Iterator[str]:
+    """Lines of a Markdown table: final G, seconds to the target, and seconds of a round."""
+    rows = {name: curves(folder / name) for name in ROWS}
+    targets = {seed: TARGET * points[-1][1] for seed, points in rows[REFERENCE].items()}
+    yield "| | seeds | final G | best G | s a round | s to the target |"
+    yield "|---|---|---|---|---|---|"
+    for name, seeds in rows.items():
+        common = sorted(seeds.keys() & targets.keys())
+        if not common:
+            continue
+        rounds = config.parse({}, [*COMMON, *ROWS[name]]).run.rounds
+        final = fmean(seeds[k][-1][1] for k in common)
+        best = fmean(max(G for _, G in seeds[k]) for k in common)
+        each = fmean(seeds[k][-1][0] for k in common) / rounds
+        times = [reached(seeds[k], targets[k]) for k in common]
+        shown = ", ".join("never" if t is None else f"{t:.0f}" for t in times)
+        yield (
+            f"| {name} | {', '.join(map(str, common))} | {100 * final:.1f} % | {100 * best:.1f} % "
+            f"| {each:.1f} | {shown} |"
+        )
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train the rows that the arguments name, seed by seed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.phones", description=__doc__)
@@ -95,7 +141,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--set", default="fashion-mnist", help="the data set")
     parser.add_argument("--only", default=",".join(ROWS), help="rows, separated by commas")
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--table", action="store_true", help="print a table, train nothing")
     options = parser.parse_args(arguments)
+    if options.table:
+        print("\n".join(table(options.out / options.set)))
+        return
     unknown = [name for name in options.only.split(",") if name not in ROWS]
     if unknown:
         sys.exit(f"unknown rows {', '.join(unknown)}; there are {', '.join(ROWS)}")

@@ -635,3 +635,15 @@ def test_a_setting_that_is_given_is_never_replaced_by_a_fitting_default() -> Non
         fedp3.run(net, (x, y), partition={"classes": 3})
     with pytest.raises(InputError, match="clients_per_round"):
         fedp3.run(net, (x, y), run={"clients_per_round": 30})
+
+
+def test_a_run_over_devices_from_python_has_virtual_time():
+    x, y = torch.randn(200, 20), torch.arange(200) % 3
+    net = nn.Sequential(
+        nn.Linear(20, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 3)
+    )
+    devices = {"fleet": "phones", "round_seconds": 0.05}
+    result = fedp3.run(net, (x, y), devices=devices, run={"rounds": 2})
+    assert all(row["virtual_seconds"] > 0 for row in result.history)
+    with pytest.raises(fedp3.InputError, match="the smallest change that helps one device"):
+        fedp3.run(net, (x, y), devices={"fleet": "phones", "round_seconds": 1e-6})

@@ -452,6 +452,9 @@ def _with_fitting_defaults(
     if not (isinstance(mode, Mapping) and mode.get("enabled")):
         run.setdefault("clients_per_round", min(standard.run.clients_per_round, clients))
     decided = METHODS.get(str(filled.get("method", standard.method)))
+    devices = filled.get("devices", {})
+    if isinstance(devices, Mapping) and devices.get("fleet"):
+        return filled  # layers are chosen for devices, or as the config says
     if decided is None or "layers" not in decided.settings.get("plan", {}):
         hidden = max(1, len(layer_map(model, layers).hidden))
         plan.setdefault("layers", f"opu{max(2, math.ceil(hidden / clients))}")
