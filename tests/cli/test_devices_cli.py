@@ -177,3 +177,16 @@ def test_the_files_and_commands_on_the_page_of_devices_work(fedp3, tmp_path):
     overruled = read_fleet(tmp_path / "fleet.csv")
     assert overruled[1].gflops == 10 != DEVICES["Pixel 3"].gflops
     assert overruled[1].memory_mb == DEVICES["Pixel 3"].memory_mb
+
+
+def test_plan_shows_what_each_device_does_and_which_limit_binds(tmp_path, fedp3):
+    assert fedp3("init", str(tmp_path / "my.toml"))[0] == 0
+    phones = ("devices.fleet=phones", "devices.round_seconds=0.3")
+    code, out, _ = fedp3("plan", str(tmp_path / "my.toml"), *phones)
+    assert code == 0
+    assert "trains and uploads" in out and "Nexus S" in out and "upload" in out
+    assert "limits: 25 % of a device's memory, 0.3 seconds of a round" in out
+    code, out, _ = fedp3("plan", str(tmp_path / "my.toml"), *phones, "--json")
+    described = json.loads(out)
+    assert {"name", "memory_mb", "gflops", "mbps_up"} <= described["devices"][0].keys()
+    assert {client["binding"] for client in described["clients"]} > {"upload"}

@@ -85,7 +85,8 @@ def _show(experiment: "Experiment", title: str) -> None:
     else:
         show_fleet(experiment, title)
     terminal.line("; ".join(_roles(plans)))
-    terminal.line("MFLOP: one example, forward and backward; peak MB: one training step;")
+    if server.fleet is None:
+        terminal.line("MFLOP: one example, forward and backward; peak MB: one training step;")
     terminal.line("MB: payload of one round")
     covered = ", ".join(f"{l} {len(clients)}" for l, clients in coverage(plans).items())
     terminal.line(f"clients that train and upload each layer: {covered}")
