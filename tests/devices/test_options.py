@@ -174,8 +174,15 @@ def test_with_epochs_and_under_ldp_steps_are_never_reduced() -> None:
         profile = measure(context.net, tuple(context.data.x.shape[1:]))
         menu = make_menu(context, profile, FREEZE, 4, {}, all_steps=all_steps)
         assert not menu.varies_steps
-        options = options_of(menu, device(gflops=1e-6), Limits(1e9, 5.0))
-        assert options and all(option.steps == 0 for option in options)
+        for seconds in (5.0, 6.0, 7.0, 8.0, 9.0, 10.0):
+            options = options_of(menu, device(gflops=1e-6), Limits(1e9, seconds))
+            assert all(option.steps == 0 for option in options)
+        assert options
+    profile = measure(here.net, tuple(here.data.x.shape[1:]))
+    varied = options_of(
+        make_menu(here, profile, FREEZE, 4, {}), device(gflops=1e-6), Limits(1e9, 5)
+    )
+    assert any(option.steps for option in varied)
 
 
 def test_networks_with_batch_statistics_are_not_computed_in_parts() -> None:

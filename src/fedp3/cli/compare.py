@@ -14,8 +14,7 @@ EXPLANATIONS = (
     "accuracies are means over clients and seeds, ± one standard deviation over seeds",
     "MB are of the entire run, in parentheses as a share of dense FedAvg",
     "accuracies at equal MB are interpolated between evaluations, P over each round's participants",
-    "GFLOP are per client; fleet s is the time on the devices, or on devices as capable as their "
-    "keep share where none are described",
+    "GFLOP are per client; fleet s is the time on the fleet, by its clock or by the keep shares",
     "seconds were measured on the machine that ran it; - means that there are too few evaluations",
 )
 
