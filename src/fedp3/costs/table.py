@@ -4,10 +4,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedp3.client.context import ClientContext
+from fedp3.core.memo import once_per_plan
 from fedp3.core.types import ClientPlan, Layer, LayerMap, Params
 from fedp3.costs import device_time
 from fedp3.costs.compute import ComputeProfile, flops, peak_bytes
-from fedp3.costs.traffic import retained_parameters, share_down, traffic_by_layer
+from fedp3.costs.traffic import exchange_bytes, retained_parameters, share_down, traffic_by_layer
 from fedp3.planning.prune_settings import SELECTORS
 
 
@@ -51,15 +52,13 @@ def client_costs(
         examples: the number of training samples of each client.
         extra: the method's tensors, which are sent in both directions.
     """
-    known: dict[tuple[object, ...], ClientCost] = {}  # clients with equal plans share their layers
+    cost_of = once_per_plan(
+        lambda plan: _client_cost(plan, context, profile, examples[plan.client], extra),
+        lambda plan: examples[plan.client],
+    )
     costs = []
     for plan in plans:
-        i, samples = plan.client, examples[plan.client]
-        rows = max(1, min(context.local.batch, samples))
-        key = (id(plan.layers), plan.deal, plan.steps, plan.split, samples)
-        if key not in known:
-            known[key] = _client_cost(plan, context, profile, rows, samples, extra)
-        cost = known[key]
+        i, samples, cost = plan.client, examples[plan.client], cost_of(plan)
         seconds = device_time.seconds(keep[i], cost.gflop, cost.mb_down, cost.mb_up)
         costs.append(replace(cost, id=i, examples=samples, capacity=keep[i], seconds=seconds))
     return costs
@@ -69,13 +68,12 @@ def _client_cost(
     plan: ClientPlan,
     context: ClientContext,
     profile: ComputeProfile,
-    rows: int,
     samples: int,
     extra: Params,
 ) -> ClientCost:
     layers, pruning = context.layers, context.pruning
     traffic = traffic_by_layer(plan, layers, pruning, context.spec.compression)
-    extra_bytes = 4 * sum(w.numel() for w in extra.values())
+    exchanged, rows = exchange_bytes(extra), max(1, min(context.local.batch, samples))
     return ClientCost(
         id=plan.client,
         layers=plan.full_layers,
@@ -84,8 +82,8 @@ def _client_cost(
         parameters=retained_parameters(plan, layers, pruning),
         mflops_per_example=flops(profile, plan, layers, pruning) / 1e6,
         peak_mb=peak_bytes(profile, plan, layers, pruning, rows, context.local.momentum > 0) / 1e6,
-        mb_down=(sum(t.down for t in traffic.values()) + extra_bytes) / 1e6,
-        mb_up=(sum(t.up for t in traffic.values()) + extra_bytes) / 1e6,
+        mb_down=(sum(t.down for t in traffic.values()) + exchanged) / 1e6,
+        mb_up=(sum(t.up for t in traffic.values()) + exchanged) / 1e6,
         layer_bytes={l: (t.down, t.up) for l, t in traffic.items()},
         gflop=device_time.round_gflop(profile, plan, context, samples),
         steps=plan.steps,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fedp3.core.registry import pick
-from fedp3.core.types import ClientPlan, Group, Layer, LayerMap, LayerPlan
+from fedp3.core.types import ClientPlan, Group, Layer, LayerMap, LayerPlan, Params
 from fedp3.messages.codec import mask_bytes, wire_bytes
 from fedp3.messages.compression import UNCOMPRESSED, UploadSettings
 from fedp3.planning.prune_settings import SELECTORS, PruneSettings
@@ -130,6 +130,11 @@ def traffic(
         up=sum(t.up for t in by_layer),
         masks=sum(t.masks for t in by_layer),
     )
+
+
+def exchange_bytes(extra: Params) -> int:
+    """Bytes of a method's own tensors, which have the same shapes in both directions."""
+    return VALUE * sum(w.numel() for w in extra.values())
 
 
 def traffic_by_layer(

@@ -19,7 +19,7 @@ from fedp3.client.context import ClientContext
 from fedp3.core.types import ClientPlan, Layer, LayerMap, LayerPlan, Params
 from fedp3.costs.compute import ComputeProfile, peak_bytes
 from fedp3.costs.device_time import round_gflop
-from fedp3.costs.traffic import VALUE, retained_parameters, traffic
+from fedp3.costs.traffic import exchange_bytes, retained_parameters, traffic
 from fedp3.devices.table import Device
 from fedp3.planning.client_plans import HEADS, PlanSettings, outside
 
@@ -165,7 +165,7 @@ def _candidates(
     layers, pruning = context.layers, context.pruning
     H = len(layers.hidden)
     everything = sum(math.prod(s) for n, s in layers.shapes.items() if n not in layers.buffers)
-    extra_bytes = VALUE * sum(w.numel() for w in extra.values())
+    exchanged = exchange_bytes(extra)
     windows = [(a, a + size - 1) for size in range(H, 0, -1) for a in range(H - size + 1)]
     found = []
     for window in [*windows, EMPTY]:
@@ -177,8 +177,8 @@ def _candidates(
                 Candidate(
                     window=window,
                     layers=plan.layers,
-                    down=bytes_of.down + extra_bytes,
-                    up=bytes_of.up + extra_bytes,
+                    down=bytes_of.down + exchanged,
+                    up=bytes_of.up + exchanged,
                     step_gflop=round_gflop(profile, plan, context, samples) / steps,
                     share=retained_parameters(plan, layers, pruning) / everything,
                 )
@@ -208,6 +208,12 @@ def transfer_and_work(
         gflop / device.gflops,
         8 * up / (1e6 * device.mbps_up),
     )
+
+
+def longest_phase(device: Device, down: int, up: int, gflop: float) -> str:
+    """Which part of a round takes longest on a device."""
+    phases = transfer_and_work(device, down, up, gflop)
+    return max(zip(phases, ("download", "computation", "upload"), strict=True))[1]
 
 
 def option_of(menu: Menu, candidate: Candidate, device: Device, limits: Limits) -> Option | None:
@@ -280,8 +286,7 @@ def binding_limit(menu: Menu, device: Device, limits: Limits) -> str:
         return ""
     if _fewest_parts(menu, full, limits.memory) is None:
         return "memory"
-    parts = transfer_and_work(device, full.down, full.up, full.step_gflop * menu.steps)
-    return max(zip(parts, ("download", "computation", "upload"), strict=True))[1]
+    return longest_phase(device, full.down, full.up, full.step_gflop * menu.steps)
 
 
 Needs = Callable[[Candidate], bool]

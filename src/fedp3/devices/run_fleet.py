@@ -6,14 +6,21 @@ from dataclasses import dataclass, replace
 
 from fedp3.client.context import ClientContext
 from fedp3.core.errors import PlanError
+from fedp3.core.memo import once_per_plan
 from fedp3.core.types import ClientPlan, Params
 from fedp3.costs.compute import ComputeProfile, peak_bytes
 from fedp3.costs.device_time import round_gflop
-from fedp3.costs.traffic import VALUE, traffic
+from fedp3.costs.traffic import exchange_bytes, traffic
 from fedp3.devices.clock import Timing, Work, make_timings, visit
 from fedp3.devices.fleet_pass import plan_fleet
 from fedp3.devices.fleets import make_fleet
-from fedp3.devices.options import Limits, Menu, make_menu, transfer_and_work
+from fedp3.devices.options import (
+    Limits,
+    Menu,
+    longest_phase,
+    make_menu,
+    transfer_and_work,
+)
 from fedp3.devices.round_ends import ROUND_ENDS, RoundMode, Visit
 from fedp3.devices.settings import DevicesSettings, device_of
 from fedp3.devices.table import Device
@@ -207,7 +214,7 @@ def as_planned(inputs: FleetInputs, plans: Sequence[ClientPlan]) -> RunFleet:
         i for i, limit in binding.items() if limit != "memory" and inputs.examples.get(i, 0)
     )
     if not able:
-        peak_of = peak_counter(inputs.context, inputs.profile, inputs.examples)
+        peak_of = peak_counter(inputs)
         least = min(peak_of(plan) for plan in plans) / 1e6
         raise PlanError(
             f"no device of this fleet can hold its plan, which takes {least:.0f} MB or more, in "
@@ -226,72 +233,57 @@ def _run_fleet(inputs: FleetInputs, able: frozenset[int], binding: Mapping[int, 
         able=able,
         binding=tuple(binding.get(i, "") for i in range(len(devices))),
         profile=inputs.profile,
-        work_of=work_counter(context, inputs.profile, inputs.examples, inputs.extra),
+        work_of=work_counter(inputs),
     )
 
 
 def _violation_counter(inputs: FleetInputs) -> Callable[[ClientPlan], str]:
-    """A function from a client's plan to the limit that it exceeds; empty if none."""
-    context, profile, examples = inputs.context, inputs.profile, inputs.examples
-    work_of = work_counter(context, profile, examples, inputs.extra)
-    peak_of = peak_counter(context, profile, examples)
+    """A function from a client's plan to the limit that it exceeds on its device.
+
+    The limit is memory, or the longest phase of a round that takes too long; empty if there is
+    none.
+    """
+    settings = inputs.settings
+    work_of, peak_of = work_counter(inputs), peak_counter(inputs)
 
     def violated(plan: ClientPlan) -> str:
-        device = inputs.devices[plan.client]
-        return _violated(inputs.settings, device, work_of(plan), peak_of(plan))
+        device, work = inputs.devices[plan.client], work_of(plan)
+        limits = Limits.of(device, settings.memory_share, settings.round_seconds)
+        if peak_of(plan) > limits.memory:
+            return "memory"
+        takes = sum(transfer_and_work(device, work.down, work.up, work.gflop))
+        if takes <= limits.seconds:
+            return ""
+        return longest_phase(device, work.down, work.up, work.gflop)
 
     return violated
-
-
-def _violated(settings: DevicesSettings, device: Device, work: Work, peak: int) -> str:
-    """The limit that a plan exceeds on a device: memory, or the longest phase; empty if none."""
-    limits = Limits.of(device, settings.memory_share, settings.round_seconds)
-    if peak > limits.memory:
-        return "memory"
-    parts = transfer_and_work(device, work.down, work.up, work.gflop)
-    if sum(parts) <= limits.seconds:
-        return ""
-    return max(zip(parts, ("download", "computation", "upload"), strict=True))[1]
 
 
 # --------------------------------------------------------------------------- costs of plans
 
 
-def work_counter(
-    context: ClientContext, profile: ComputeProfile, examples: Mapping[int, int], extra: Params
-) -> WorkOf:
+def work_counter(inputs: FleetInputs) -> WorkOf:
     """A function from a client's plan to the bytes and GFLOP that it takes; it remembers plans."""
-    layers, pruning = context.layers, context.pruning
-    extra_bytes = VALUE * sum(w.numel() for w in extra.values())
-    known: dict[tuple[object, ...], tuple[ClientPlan, Work]] = {}
+    context, examples = inputs.context, inputs.examples
+    exchanged = exchange_bytes(inputs.extra)
 
     def work_of(plan: ClientPlan) -> Work:
-        samples = examples[plan.client]
-        key = id(plan.layers), plan.deal, plan.steps, samples
-        if key not in known:
-            bytes_of = traffic(plan, layers, pruning, context.spec.compression)
-            gflop = round_gflop(profile, plan, context, samples)
-            work = Work(bytes_of.down + extra_bytes, bytes_of.up + extra_bytes, gflop)
-            known[key] = plan, work  # the plan stays alive, so that nothing else gets its id
-        return known[key][1]
+        bytes_of = traffic(plan, context.layers, context.pruning, context.spec.compression)
+        gflop = round_gflop(inputs.profile, plan, context, examples[plan.client])
+        return Work(bytes_of.down + exchanged, bytes_of.up + exchanged, gflop)
 
-    return work_of
+    return once_per_plan(work_of, lambda plan: examples[plan.client])
 
 
-def peak_counter(
-    context: ClientContext, profile: ComputeProfile, examples: Mapping[int, int]
-) -> Callable[[ClientPlan], int]:
+def peak_counter(inputs: FleetInputs) -> Callable[[ClientPlan], int]:
     """A function from a client's plan to the bytes that a local step needs; it remembers plans."""
-    known: dict[tuple[object, ...], tuple[ClientPlan, int]] = {}
-    local, layers = context.local, context.layers
+    context, local = inputs.context, inputs.context.local
+
+    def rows(plan: ClientPlan) -> int:
+        return max(1, min(local.batch, inputs.examples[plan.client]))
 
     def peak_of(plan: ClientPlan) -> int:
-        rows = max(1, min(local.batch, examples[plan.client]))
-        key = id(plan.layers), plan.deal, rows
-        if key not in known:
-            momentum = local.momentum > 0
-            peak = peak_bytes(profile, plan, layers, context.pruning, rows, momentum)
-            known[key] = plan, peak
-        return known[key][1]
+        layers, pruning = context.layers, context.pruning
+        return peak_bytes(inputs.profile, plan, layers, pruning, rows(plan), local.momentum > 0)
 
-    return peak_of
+    return once_per_plan(peak_of, rows)

@@ -56,8 +56,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "warnings": warnings_of(experiment),
     }
     if server.fleet is not None:
-        rows = zip(map(row_of, server.fleet.devices), server.fleet.devices, strict=True)
-        about["devices"] = [asdict(row) | {"kind": device.kind} for row, device in rows]
+        about["devices"] = [asdict(row_of(d)) | {"kind": d.kind} for d in server.fleet.devices]
     if server.budget is not None:
         about["privacy"] = _planned(experiment)
     if server.client_level is not None:

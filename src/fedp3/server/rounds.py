@@ -14,7 +14,7 @@ from typing import Any
 from fedp3.core.errors import RunError
 from fedp3.core.memo import once_per_plan
 from fedp3.core.types import AcceptedUpdate, ClientPlan, Execute, Params, Reply, Task
-from fedp3.costs.traffic import traffic
+from fedp3.costs.traffic import exchange_bytes, traffic
 from fedp3.devices.clock import RoundClock, next_available
 from fedp3.devices.run_fleet import RunFleet, fleet_plans
 from fedp3.planning.client_plans import client_plans
@@ -353,8 +353,7 @@ def _record(
         values = [u.update.metrics[metric] for u in result.accepted if metric in u.update.metrics]
         return math.fsum(values) / len(values) if values else None
 
-    # the tensors of an exchange have the same shapes in both directions
-    extra = 4 * sum(w.numel() for w in new.extra.values())
+    extra = exchange_bytes(new.extra)
     return RoundRecord(
         t=t,
         sampled=tuple(task.plan.client for task in tasks),
