@@ -49,6 +49,7 @@ CLIENT_LEVEL = (
 )  # fmt: skip
 PHONES = ("devices.fleet={'Nexus S' = 0.5, 'Pixel 3' = 0.5}", "devices.round_seconds=0.03")
 MIXED = "prune.keep=[0.9, 0.7, 0.5]"
+TERNARY = ("upload.compress=ternary", "download.compress=ternary")
 FOUR_WIDTHS = "prune.keep=[1.0, 0.5, 0.25, 0.125]"
 
 CASES: dict[str, Sequence[str]] = {
@@ -135,6 +136,27 @@ CASES: dict[str, Sequence[str]] = {
     "upload-int8-layers": ("upload.compress=int8", MIXED),
     "upload-topk-layers": ("upload.compress=topk", "upload.share=0.1", "plan.redraw=true"),
     "upload-fp16-kept": ("upload.compress=fp16", "plan.upload=retained", "prune.selector=neuron"),
+    # codes in both directions
+    "codes-ternary": ("method=fedavg", *TERNARY, "run.rounds=5"),
+    "codes-random": (
+        MIXED,
+        "upload.compress=ternary-random",
+        "download.compress=int4-random",
+        "download.copy=fp32",
+    ),
+    "codes-entropy": (
+        *(MIXED, "prune.selector=neuron", "upload.compress=int4", "download.compress=int4"),
+        *("upload.entropy=true", "download.entropy=true", "run.rounds=5"),
+    ),
+    "codes-windows": ("method=fedrolex", *TERNARY, "run.rounds=5"),
+    "codes-largest-weights": ("method=fiarse", *TERNARY, "run.rounds=5"),
+    "codes-topk": ("method=fedavg", "download.compress=topk", "download.share=0.2"),
+    "codes-devices": (
+        *("method=fedavg", "devices.planner=manual", "devices.round_end=deadline", *PHONES),
+        *(*TERNARY, "upload.entropy=true", "run.rounds=5"),
+    ),
+    "codes-ldp": (*LDP, *TERNARY),
+    "codes-batch-norm": ("plan.layers=opu3", *TERNARY, *RESNET),
     # local training
     "sgd-momentum-decay-cosine": (
         "local.momentum=0.9",
@@ -168,15 +190,17 @@ CASES: dict[str, Sequence[str]] = {
 }
 SEVERAL_WORKERS = (
     *("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp", "client-level"),
-    "devices-buffered",
+    *("devices-buffered", "codes-entropy"),
 )
 RESUMED = (
     *("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp"),
     *("client-level-adam", "devices-buffered", "devices-daily-deadline"),
+    *("codes-ternary", "codes-entropy", "codes-largest-weights", "codes-windows"),
 )
 ON_FLOWER = (
     *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),
-    *("client-level", "devices", "devices-buffered"),
+    *("client-level", "devices", "devices-buffered", "codes-ternary", "codes-random"),
+    *("codes-entropy", "codes-windows", "codes-largest-weights", "codes-topk", "codes-batch-norm"),
 )
 
 
@@ -314,7 +338,7 @@ def test_a_run_agrees_with_the_plain_path(case: str) -> None:
 
 
 def test_every_method_selector_rule_and_compression_is_pinned() -> None:
-    from fedp3.messages.compression import COMPRESSORS
+    from fedp3.messages.compressors import COMPRESSORS
     from fedp3.methods import METHODS
     from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
     from fedp3.server.aggregators import AGGREGATORS
@@ -324,7 +348,8 @@ def test_every_method_selector_rule_and_compression_is_pinned() -> None:
     assert {c.prune.selector for c in chosen} == set(SELECTORS)
     assert {c.prune.local_pruner for c in chosen} == set(LOCAL_PRUNERS)
     assert {c.aggregate.rule for c in chosen} == set(AGGREGATORS)
-    assert {c.upload.compress for c in chosen} == set(COMPRESSORS)
+    codes = {c.upload.compress for c in chosen} | {c.download.compress for c in chosen}
+    assert codes == set(COMPRESSORS)
 
 
 def _written() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 import reference as ref
 from fedp3.client.batching import LocalSettings
 from fedp3.client.context import ClientContext, RunSpec
-from fedp3.core.masks import Mask
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.core.settings import RunSettings
-from fedp3.core.types import AcceptedUpdate, ClientPlan, LayerMap, Params, Reply, Task
+from fedp3.core.types import AcceptedUpdate, ClientPlan, LayerMap, Mask, Params, Reply, Task
 from fedp3.data import Dataset, from_tensors
 from fedp3.data.shards import Shard
 from fedp3.engines.base import Engine, States

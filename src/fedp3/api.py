@@ -34,7 +34,7 @@ from fedp3.data import DATASETS, Dataset
 from fedp3.data.partition import PARTITIONS
 from fedp3.engines.catalogue import check_engine, make_engine
 from fedp3.experiment.assemble import Experiment, assemble, assemble_from
-from fedp3.messages.compression import COMPRESSORS
+from fedp3.messages.compressors import COMPRESSORS
 from fedp3.methods import METHODS
 from fedp3.models.layer_map import layer_map
 from fedp3.models.zoo import MODELS

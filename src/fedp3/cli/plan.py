@@ -88,6 +88,8 @@ def _show(experiment: "Experiment", title: str) -> None:
     if server.fleet is None:
         terminal.line("MFLOP: one example, forward and backward; peak MB: one training step;")
     terminal.line("MB: payload of one round")
+    if server.spec.download.compress != "none":
+        terminal.line(_coded_down(experiment))
     covered = ", ".join(f"{l} {len(clients)}" for l, clients in coverage(plans).items())
     terminal.line(f"clients that train and upload each layer: {covered}")
     unprunable = unprunable_units(server.layers, server.spec.pruning.selector, plans)
@@ -101,6 +103,17 @@ def _show(experiment: "Experiment", title: str) -> None:
         _show_client_privacy(describe(experiment)["client_privacy"])
     for warning in warnings_of(experiment).values():
         terminal.line(f"warning: {warning}")
+
+
+def _coded_down(experiment: "Experiment") -> str:
+    """What MB down stands for where coded changes are sent."""
+    copies = [cost.mb_copy for cost in experiment.costs]
+    code = experiment.config.download.compress
+    return (
+        f"MB down: a change of every layer ({code}), for a client that took part in the round "
+        f"before; a client that missed many rounds is sent a copy, {min(copies):.2f} to "
+        f"{max(copies):.2f} MB"
+    )
 
 
 def _show_client_privacy(p: Mapping[str, Any]) -> None:

@@ -26,9 +26,8 @@ from fedp3.client.hooks import NO_PROXIMAL_TERM, LossInputs, ProximalTerm
 from fedp3.client.scoring import present_labels
 from fedp3.client.step_source import Gradient
 from fedp3.core import masks as M
-from fedp3.core.masks import Mask
 from fedp3.core.randomness import Stream, stream
-from fedp3.core.types import ClientPlan, Group, LayerMap, Masks, Params, Task
+from fedp3.core.types import ClientPlan, Group, LayerMap, Mask, Masks, Params, Task
 from fedp3.data import batch
 from fedp3.data.shards import Shard
 from fedp3.models import shrinking

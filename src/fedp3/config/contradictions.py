@@ -8,6 +8,7 @@ from fedp3 import methods
 from fedp3.config.schema import Config
 from fedp3.config.toml import toml_value
 from fedp3.devices.round_ends import ROUND_ENDS
+from fedp3.messages.compressors import COMPRESSORS
 from fedp3.methods import METHODS
 from fedp3.planning.layer_sets import AUTO
 from fedp3.planning.prune_settings import SELECTORS
@@ -75,7 +76,7 @@ def contradictions(c: Config, given: Collection[tuple[str, str]] = ()) -> list[s
         c: the config.
         given: (section, key) of the keys that the user set.
     """
-    mistakes = _wrong_sizes(c, given) + _wrong_uploads(c)
+    mistakes = _wrong_sizes(c, given) + _wrong_uploads(c) + _wrong_downloads(c)
     mistakes += refused_settings(c.plan, c.privacy) + _wrong_client_privacy(c)
     mistakes += _wrong_devices(c, given)
     return mistakes + methods.clashes(c.hooks, c.plan, c.prune, c.local)
@@ -127,6 +128,29 @@ def _wrong_uploads(c: Config) -> list[str]:
         "'fp16' or 'int8'": topk and plan.head == "personal_uploaded",
         "[upload] compress: 'topk' sends a share of every tensor, of which 'magnitude_all' may "
         "retain nothing": topk and c.prune.selector == "magnitude_all",
+    }
+    return [text for text, applies in reasons.items() if applies]
+
+
+def _wrong_downloads(c: Config) -> list[str]:
+    """What coded changes of published weights do not allow."""
+    code = c.download.compress
+    if code == "none":
+        return []
+    sparse = (compressor := COMPRESSORS.pick(code)) is not None and compressor.sparse
+    prunes = c.plan.layers != "full" and c.prune.keep != 1.0
+    reasons = {
+        f"[download] compress: {code!r} sends changes of the newest weights, and with [devices] "
+        "round_end = 'buffered' clients start from several; set compress to 'none', or another "
+        "round_end": c.devices.described and ROUND_ENDS.pick(c.devices.round_end).end is None,
+        f"[download] compress: {code!r} lets clients start from other weights than the server's, "
+        "which client-level DP does not account for; set 'none'": c.client_privacy.enabled,
+        f"[download] compress: {code!r} sends some coordinates of each change, of which a client "
+        "with pruned layers may need none; use another code, or set [prune] keep to 1": (
+            sparse and prunes
+        ),
+        "[plan] upload: 'zeros' uploads zeros, not changes of what was sent; with [download] "
+        "compress set 'retained'": c.plan.upload == "zeros",
     }
     return [text for text, applies in reasons.items() if applies]
 

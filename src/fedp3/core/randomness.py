@@ -59,6 +59,8 @@ class Stream(IntEnum):
     # (client): the device of a client, drawn from a fleet with a name
     # (): which client has which device, for devices with given shares of the clients
     FLEET = 18
+    # (round): random rounding of the changes that the server publishes
+    PUBLISH = 19
 
 
 # The Mersenne Twister's words in the state of torch's CPU generator: their offset and number.

@@ -30,6 +30,7 @@ from fedp3.data.partition_file import read_partition
 from fedp3.data.shards import Shard
 from fedp3.experiment.compatibility import check_device, check_model, refuse_frozen, smallest_batch
 from fedp3.experiment.device_plans import on_devices, with_fleet
+from fedp3.messages.versions import Published, begin, is_coded
 from fedp3.methods.fedcr import coded_tail
 from fedp3.models.layer_map import layer_map
 from fedp3.models.zoo import MODELS, ModelSpec, build, channels_last
@@ -166,7 +167,13 @@ def assemble_from(
     awaits_devices = config.plan.layers == AUTO_LAYERS and server.fleet is None
     if not awaits_devices:
         check_plans(server)
-    start = ServerState(t=0, W=client.initial, aggregator=server.aggregator.init(), extra=extra)
+    start = ServerState(
+        t=0,
+        W=client.initial,
+        aggregator=server.aggregator.init(),
+        extra=extra,
+        published=published_at_start(config, client),
+    )
     experiment = Experiment(config, server, client, shards, start)
     if config.client_privacy.enabled:
         return _with_client_privacy(experiment)
@@ -176,6 +183,14 @@ def assemble_from(
     if not resolve_noise:
         return experiment
     return _with_budget(experiment, config.privacy.noise_multiplier)
+
+
+def published_at_start(config: Config, client: ClientContext) -> Published | None:
+    """What clients hold before the first round, where changes of weights are sent down."""
+    if not is_coded(config.download):
+        return None
+    known = config.model.name != OWN  # then the seed determines W_0
+    return begin(client.initial, client.layers, config.download, known=known)
 
 
 def assemble_client(config: Config, net: nn.Module, data: Dataset) -> ClientContext:
@@ -199,6 +214,7 @@ def _run_spec(
         layers=layer_map(net, layers),
         pruning=config.prune,
         compression=config.upload,
+        download=config.download,
         hooks=_hooks(config),
         seed=config.run.seed,
         rounds=config.run.rounds,

@@ -21,11 +21,10 @@ from torch import Tensor
 from fedp3.client.context import RunSpec
 from fedp3.core import masks as M
 from fedp3.core.errors import RunError
-from fedp3.core.masks import Mask
 from fedp3.core.memo import once_per_plan
 from fedp3.core.registry import NameIn, Registry
 from fedp3.core.settings import STRICT
-from fedp3.core.types import AcceptedUpdate, Layer, Params
+from fedp3.core.types import AcceptedUpdate, Layer, Mask, Params
 from fedp3.server.averaging import RunningMean
 from fedp3.server.grouping import group_updates
 

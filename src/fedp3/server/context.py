@@ -10,6 +10,7 @@ from fedp3.core.types import LayerMap, Params, Rejection
 from fedp3.devices.buffer import Flight
 from fedp3.devices.clock import RoundClock
 from fedp3.devices.run_fleet import RunFleet
+from fedp3.messages.versions import Published
 from fedp3.planning.client_plans import PlanSettings
 from fedp3.privacy.settings import Budget
 from fedp3.server.aggregators import Aggregator
@@ -79,6 +80,7 @@ class ServerState:
         clock: the virtual time, in microseconds; 0 where devices are not described.
         flying: where rounds overlap, the clients that compute.
         versions: the models of earlier rounds that these clients started from.
+        published: the weights that clients hold copies of; None where W is sent in every round.
     """
 
     t: int
@@ -90,6 +92,7 @@ class ServerState:
     clock: int = 0
     flying: tuple[Flight, ...] = ()
     versions: Mapping[int, Params] = field(default_factory=dict)
+    published: Published | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,8 @@ from fedp3.client.context import ClientContext
 from fedp3.client.update import local_update
 from fedp3.core.types import ClientState, ClientUpdate, Params, Task
 from fedp3.data.shards import Shard
-from fedp3.messages.compression import COMPRESSORS, RESIDUAL, scales_of, unpack
+from fedp3.messages.compression import RESIDUAL, scales_of, unpack
+from fedp3.messages.compressors import COMPRESSORS
 from fedp3.privacy.audit.findings import Finding, at_most, equal
 from fedp3.privacy.audit.neighbours import Bench, Recorder, readable, unpruned_steps
 from fedp3.privacy.audit.rehearsal import RECORDS, Exchange, Rehearse, scene, unlimited
@@ -204,6 +205,6 @@ def conservation(bench: Bench, mechanism: Mechanism) -> list[Finding]:
         worst = worst if math.isfinite(float(difference.abs().max())) else math.nan
     # A compressor that rounds may be off by a hundredth in each round.
     compressor = COMPRESSORS.pick(context.spec.compression.compress)
-    limit = 1e-4 if compressor is None or compressor.sparse else 0.05
+    limit = 1e-4 if compressor is None or compressor.feedback else 0.05
     what = "what uploads hold beyond the noised gradients, relative to these"
     return [at_most(PART, what, worst, limit)]
