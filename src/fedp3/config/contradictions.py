@@ -11,6 +11,7 @@ from fedp3.devices.round_ends import ROUND_ENDS
 from fedp3.methods import METHODS
 from fedp3.planning.layer_sets import AUTO
 from fedp3.planning.prune_settings import SELECTORS
+from fedp3.planning.schedules import SCHEDULES
 from fedp3.privacy.requirements import refused_settings
 from fedp3.server.aggregators import MEANS_OF_CHANGES
 
@@ -18,12 +19,14 @@ from fedp3.server.aggregators import MEANS_OF_CHANGES
 def resolve_others(config: Config) -> Config:
     """The config with `plan.others = "auto"` resolved.
 
-    Layers outside L_i train.  They are frozen under LDP, and where layers are chosen for devices:
-    what is trained there and not uploaded costs time and memory, and the server gains nothing.
+    Layers outside L_i train.  They are frozen under LDP, under schedules that say so, and where
+    layers are chosen for devices: what is trained there and not uploaded costs time and memory, and
+    the server gains nothing.
     """
-    if config.plan.others != "auto":
+    plan = config.plan
+    if plan.others != "auto":
         return config
-    if config.privacy.enabled or config.plan.layers == AUTO:
+    if config.privacy.enabled or plan.layers == AUTO or SCHEDULES.pick(plan.schedule).freezes:
         return replace(config, plan=replace(config.plan, others="freeze"))
     return replace(config, plan=replace(config.plan, others="train"))
 
@@ -75,7 +78,7 @@ def contradictions(c: Config, given: Collection[tuple[str, str]] = ()) -> list[s
         c: the config.
         given: (section, key) of the keys that the user set.
     """
-    mistakes = _wrong_sizes(c, given) + _wrong_uploads(c)
+    mistakes = _wrong_sizes(c, given) + _wrong_uploads(c) + _wrong_schedules(c) + _wrong_weak(c)
     mistakes += refused_settings(c.plan, c.privacy) + _wrong_client_privacy(c)
     mistakes += _wrong_devices(c, given)
     return mistakes + methods.clashes(c.hooks, c.plan, c.prune, c.local)
@@ -120,13 +123,52 @@ def _wrong_uploads(c: Config) -> list[str]:
         "frozen; set upload to 'none', or others to 'train'": (
             plan.others == "freeze" and plan.upload != "none" and not c.privacy.enabled
         ),
-        "[plan] others: personal layers must be the same for the entire run; set redraw to false": (
-            plan.others == "personal" and plan.redraw
-        ),
+        "[plan] others: personal layers must be the same for the entire run; set redraw to false "
+        "and schedule to 'always'": plan.others == "personal" and plan.changes,
         "[upload] compress: 'topk' sends changes, and a head that is never sent has none; use "
         "'fp16' or 'int8'": topk and plan.head == "personal_uploaded",
         "[upload] compress: 'topk' sends a share of every tensor, of which 'magnitude_all' may "
         "retain nothing": topk and c.prune.selector == "magnitude_all",
+    }
+    return [text for text, applies in reasons.items() if applies]
+
+
+def _wrong_schedules(c: Config) -> list[str]:
+    """Schedules of layers under plans that have no layers to schedule."""
+    plan = c.plan
+    if not SCHEDULES.pick(plan.schedule).changes:
+        return []
+    reasons = {
+        f"[plan] schedule: {plan.schedule!r} says when layers are trained, and [plan] layers = "
+        "'auto' chooses windows of layers for devices; set [devices] planner to 'manual', or "
+        "schedule to 'always'": plan.layers == AUTO,
+        f"[plan] schedule: {plan.schedule!r} says when a layer is uploaded in full, and with "
+        f"[plan] upload = {plan.upload!r} pruned layers are uploaded in every round; set upload to "
+        "'none', or schedule to 'always'": plan.upload != "none",
+    }
+    return [text for text, applies in reasons.items() if applies]
+
+
+def _wrong_weak(c: Config) -> list[str]:
+    """What weak clients cannot do, or nobody is there to do."""
+    plan, local = c.plan, c.local
+    less_work = plan.weak_steps > 0 or plan.weak_depth < 1
+    if not less_work:
+        return []
+    reasons = {
+        "[plan] weak_below: 0 means that no client is weak; set the share prune.keep below which "
+        "weak_steps and weak_depth apply": plan.weak_below == 0,
+        f"[plan] weak_steps: {plan.weak_steps} steps are not fewer than all others take; set 1 to "
+        f"{local.steps - 1}, and [local] steps instead of epochs": (
+            plan.weak_steps > 0 and (local.epochs > 0 or plan.weak_steps >= local.steps)
+        ),
+        "[plan] weak_steps: under LDP every client is charged for all local steps; set 0": (
+            plan.weak_steps > 0 and c.privacy.enabled
+        ),
+        "[plan] weak_depth: a backward pass ends early only if the layers below are frozen; set "
+        "[plan] others to 'freeze'": plan.weak_depth < 1 and plan.others != "freeze",
+        "[plan] weak_below: [devices] planner = 'auto' chooses steps and layers for each device; "
+        "set planner to 'manual', or weak_steps to 0 and weak_depth to 1": c.devices.plans,
     }
     return [text for text, applies in reasons.items() if applies]
 

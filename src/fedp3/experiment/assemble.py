@@ -74,6 +74,15 @@ class Experiment:
         return plans_for(self.server, 0)
 
     @cached_property
+    def turn_plans(self) -> tuple[ClientPlan, ...]:
+        """The plans of all clients in every round of one turn of the schedule of layers.
+
+        Without a schedule these are the plans of round 0.
+        """
+        later = (plans_for(self.server, t) for t in range(1, self.server.turn))
+        return sum(later, self.first_plans)
+
+    @cached_property
     def profile(self) -> ComputeProfile:
         """FLOPs and memory of the network."""
         if self.server.fleet is not None:
@@ -83,11 +92,15 @@ class Experiment:
     @cached_property
     def costs(self) -> list[ClientCost]:
         """What every client's plan costs in round 0."""
+        return self.costs_of(self.first_plans)
+
+    def costs_of(self, plans: Sequence[ClientPlan]) -> list[ClientCost]:
+        """What these plans, one for each client, cost in their round."""
         server = self.server
         costs = client_costs(
             self.client,
             self.profile,
-            self.first_plans,
+            plans,
             server.keep,
             server.examples,
             self.start.extra,
@@ -236,7 +249,7 @@ def check_plans(server: ServerContext) -> None:
     if server.fleet is None or not server.fleet.classes:
         check_coverage(server.plan, spec.layers, server.keep, spec.seed, spec.rounds)
     static = SELECTORS.pick(spec.pruning.selector).static
-    rounds = server.spec.rounds if server.plan.redraw and static else 1
+    rounds = server.spec.rounds if server.plan.changes and static else 1
     plans = [plan for t in range(rounds) for plan in plans_for(server, t)]
     check_pruning(server.spec.pruning, server.layers, plans)
 

@@ -153,11 +153,11 @@ def _impossible(config: Config, client: int, layers: LayerMap, task: Task) -> It
     if task.t > rounds or (task.t == rounds and task.kind == "train"):
         yield f"the task is of round {task.t + 1}, and this config has {rounds}"
         return
-    yield from _impossible_steps(config, task)
     plan = _expected_plan(config, client, layers, task)
     if plan is None:
         yield "the layers that it trains in full are not adjacent, as [devices] chooses them"
         return
+    yield from _impossible_steps(config, plan, task)
     for l, p in task.plan.layers.items():
         planned = plan.layers[l]
         allowed = [planned]
@@ -195,11 +195,14 @@ def _expected_plan(config: Config, client: int, layers: LayerMap, task: Task) ->
     return plan
 
 
-def _impossible_steps(config: Config, task: Task) -> Iterator[str]:
+def _impossible_steps(config: Config, plan: ClientPlan, task: Task) -> Iterator[str]:
     """Steps and parts of a batch that no plan of this config has."""
     steps, split, local = task.plan.steps, task.plan.split, config.local
-    if (steps or split > 1) and not config.devices.plans:
-        yield f"it has {steps} steps in {split} parts, which only plans for [devices] have"
+    if (steps != plan.steps or split > 1) and not config.devices.plans:
+        yield (
+            f"it has {steps or local.steps} steps in {split} parts, and this config's plan has "
+            f"{plan.steps or local.steps} in 1; only plans for [devices] differ"
+        )
     if steps and (local.epochs or config.privacy.enabled or steps >= local.steps):
         yield f"it has {steps} steps, and this config has {local.steps}"
     if split > max(1, local.batch):
