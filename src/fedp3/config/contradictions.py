@@ -78,7 +78,8 @@ def contradictions(c: Config, given: Collection[tuple[str, str]] = ()) -> list[s
         c: the config.
         given: (section, key) of the keys that the user set.
     """
-    mistakes = _wrong_sizes(c, given) + _wrong_uploads(c) + _wrong_schedules(c) + _wrong_weak(c)
+    mistakes = _wrong_sizes(c, given) + _wrong_uploads(c) + _wrong_schedules(c)
+    mistakes += _wrong_recycling(c) + _wrong_weak(c)
     mistakes += refused_settings(c.plan, c.privacy) + _wrong_client_privacy(c)
     mistakes += _wrong_devices(c, given)
     return mistakes + methods.clashes(c.hooks, c.plan, c.prune, c.local)
@@ -149,6 +150,28 @@ def _wrong_schedules(c: Config) -> list[str]:
     return [text for text, applies in reasons.items() if applies]
 
 
+def _wrong_recycling(c: Config) -> list[str]:
+    """Where layers cannot be left out of a round's uploads."""
+    if not c.aggregate.recycle:
+        return []
+    overlap = c.devices.described and ROUND_ENDS.pick(c.devices.round_end).end is None
+    reasons = {
+        "[aggregate] recycle: a round's layers are chosen after the round before, and with "
+        "[devices] round_end = 'buffered' rounds overlap; set 'wait' or 'deadline'": overlap,
+        "[aggregate] recycle: layers are left out of every L_i, and [plan] layers = 'auto' chooses "
+        "windows of layers for devices; set [devices] planner to 'manual'": c.plan.layers == AUTO,
+        "[aggregate] recycle: a recycled layer is outside L_i, and with [plan] upload = "
+        f"{c.plan.upload!r} it would be uploaded nevertheless; set upload to 'none'": (
+            c.plan.upload != "none"
+        ),
+        "[aggregate] recycle: a recycled layer is outside L_i for a round, and personal layers "
+        "must be the same for the entire run; set [plan] others to 'train' or 'freeze'": (
+            c.plan.others == "personal"
+        ),
+    }
+    return [text for text, applies in reasons.items() if applies]
+
+
 def _wrong_weak(c: Config) -> list[str]:
     """What weak clients cannot do, or nobody is there to do."""
     plan, local = c.plan, c.local
@@ -189,6 +212,10 @@ def _wrong_client_privacy(c: Config) -> list[str]:
         f"[aggregate] rule: {c.aggregate.rule!r} gives clients different weights, and the clip of "
         "client-level DP bounds the influence of a client only if all count the same; set "
         "'simple'": c.aggregate.rule != "simple",
+        "[aggregate] damp, recycle: how many clients answered, and un-noised changes of layers, "
+        "must not be seen under client-level DP; set both to 0": (
+            c.aggregate.damp > 0 or c.aggregate.recycle > 0
+        ),
         f"[run] clients_per_round: {run.clients_per_round} clients in each round is no Poisson "
         "sampling; set 0, and the share of clients with [client_privacy] sample_rate": (
             run.clients_per_round != 0

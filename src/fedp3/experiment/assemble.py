@@ -43,10 +43,10 @@ from fedp3.privacy.client_level import requirements as client_requirements
 from fedp3.privacy.client_level.budget import plan_release_budget
 from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.settings import AUTO, Mechanism
+from fedp3.server.aggregation import make_aggregator
 from fedp3.server.aggregators import AGGREGATORS
 from fedp3.server.client_level import ClientLevel
 from fedp3.server.context import ServerContext, ServerState
-from fedp3.server.optimizer import with_optimizer
 from fedp3.server.rounds import plans_for
 
 
@@ -224,9 +224,10 @@ def _hooks(config: Config) -> Hooks:
 
 
 def _server_context(config: Config, spec: RunSpec, shards: Mapping[int, Shard]) -> ServerContext:
-    aggregator = AGGREGATORS.pick(config.aggregate.rule)(config.aggregate, spec)
-    if not config.client_privacy.enabled:  # there the optimizer steps on the noised release
-        aggregator = with_optimizer(aggregator, config.aggregate, spec)
+    if config.client_privacy.enabled:  # there the optimizer steps on the noised release
+        aggregator = AGGREGATORS.pick(config.aggregate.rule)(config.aggregate, spec)
+    else:
+        aggregator = make_aggregator(config.aggregate, spec)
     # What is chosen for devices follows; a keep file was read together with the config.
     share = 1.0 if isinstance(config.prune.keep, str) else config.prune.keep
     return ServerContext(

@@ -1,7 +1,8 @@
 """Client plans: what each client is sent, trains and uploads of each layer (Alg. 1, l. 2)."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from typing import Annotated, Literal
 
@@ -9,6 +10,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedp3.core.errors import PlanError
+from fedp3.core.memo import once_per_plan
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.registry import NameIn
 from fedp3.core.settings import STRICT, Share
@@ -190,6 +192,33 @@ def client_plans(
     sets = layer_sets(settings, layers, len(keep), seed, t)
     chosen = range(len(keep)) if clients is None else clients
     return tuple(ClientPlan(i, layer_plans(sets[i], keep[i]), steps=steps(keep[i])) for i in chosen)
+
+
+def without_layers(
+    plans: Sequence[ClientPlan],
+    left_out: Collection[Layer],
+    settings: PlanSettings,
+    keep: Sequence[float],
+) -> Sequence[ClientPlan]:
+    """The same plans, in which these layers are outside every L_i.
+
+    Args:
+        plans: the plans of a round.
+        left_out: the layers that no client shall upload.
+        settings: the run's `[plan]`.
+        keep: for every client of the run, the share of a pruned layer that its device can hold.
+    """
+    if not left_out:
+        return plans
+
+    def layer_plans(plan: ClientPlan) -> Mapping[Layer, LayerPlan]:
+        rest = outside(settings, keep[plan.client])
+        return {
+            l: rest if l in left_out and p == LayerPlan() else p for l, p in plan.layers.items()
+        }
+
+    rests = once_per_plan(layer_plans, lambda plan: keep[plan.client])
+    return [replace(plan, layers=rests(plan)) for plan in plans]
 
 
 def _upper_layers(layers: LayerMap, share: float) -> set[Layer]:

@@ -36,6 +36,10 @@ def _no_report(state: Any) -> Mapping[int, float]:
     return {}
 
 
+def _everything_uploaded(state: Any) -> frozenset[Layer]:
+    return frozenset()
+
+
 @plain_dataclass(frozen=True, slots=True, kw_only=True)
 class Aggregator:
     """How accepted updates become the next model.
@@ -47,16 +51,20 @@ class Aggregator:
         init: makes the state before the first round.  A state is made of dicts, lists, tuples,
             tensors, numbers, texts and None, so that a checkpoint can store it.
         report: from the state to one number per client, for the record of a round.
+        not_uploaded: from the state to layers that no client shall upload in the next round,
+            because the aggregator does without them.
     """
 
     apply: Apply
     init: Callable[[], Any] = dict
     report: Callable[[Any], Mapping[int, float]] = _no_report
+    not_uploaded: Callable[[Any], frozenset[Layer]] = _everything_uploaded
 
 
 MakeAggregator = Callable[["AggregateSettings", RunSpec], Aggregator]
 AGGREGATORS: Registry[MakeAggregator] = Registry("aggregation rule")
 OPTIMIZERS: Registry[Any] = Registry("server optimizer")  # filled by `fedp3.server.optimizer`
+RECYCLED_BY: Registry[Any] = Registry("choice of layers")  # filled by `fedp3.server.recycling`
 
 
 @dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
@@ -113,6 +121,26 @@ class AggregateSettings:
     )
     server_epsilon: float = Field(
         default=1e-3, gt=0, description="with server = 'adam': Adam's epsilon"
+    )
+    damp: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="how much clients that did not upload a coordinate count as votes for its "
+        "current value: 0, not at all; 1, as much as those that did (CoCoFL)",
+    )
+    recycle: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the layers, rounded down, that no client uploads in a round; the "
+        "server repeats their last change instead (FedLUAR)",
+    )
+    recycle_by: Annotated[str, NameIn(RECYCLED_BY)] = Field(
+        default="ratio",
+        description="which layers are recycled: ratio, drawn with probabilities that are the "
+        "higher the smaller a layer's last change is relative to its weights; random; or cyclic, "
+        "one after the other",
     )
     options: dict[str, bool | int | float | str] = Field(
         default_factory=dict,
