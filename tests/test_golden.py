@@ -86,6 +86,7 @@ CASES: dict[str, Sequence[str]] = {
     "fedpart": ("method=fedpart", "plan.warm=1", "plan.stretch=1", "run.rounds=6"),
     "fedlp": ("method=fedlp",),
     "fedluar": ("method=fedluar", "run.rounds=5"),
+    "fedlama": ("method=fedlama", "aggregate.interval=2", "run.rounds=6"),
     "cocofl": ("method=cocofl",),
     "fiarse-threshold": ("method=fiarse-threshold",),
     # selectors
@@ -205,12 +206,12 @@ SEVERAL_WORKERS = (
 RESUMED = (
     *("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp"),
     *("client-level-adam", "devices-buffered", "devices-daily-deadline", "fedpart", "fedluar"),
-    *("recycled-in-turn", "ldp-schedule", "devices-paced"),
+    *("recycled-in-turn", "ldp-schedule", "devices-paced", "fedlama"),
 )
 ON_FLOWER = (
     *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),
     *("client-level", "devices", "devices-buffered", "fedp3-paced", "fedluar", "fiarse-threshold"),
-    "weak-clients",
+    *("weak-clients", "fedlama"),
 )
 
 

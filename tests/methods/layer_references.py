@@ -141,6 +141,46 @@ def chosen(score: Mapping[str, float], count: int, kind: str, seed: int, t: int)
     return drawn
 
 
+# --------------------------------------------------------------------------- FedLAMA
+
+
+def by_agreement(b: Bench, phi: int) -> Round:
+    """FedLAMA: every client holds its own model, and layers are averaged after their intervals."""
+    own: dict[int, Values] = {i: dict(b.W) for i in b.train}
+    every = dict.fromkeys(LAYERS, 1)
+    spread: dict[str, float] = {}
+
+    def one(t: int, W: Values, clients: list[Client]) -> Values:
+        for i in b.train:
+            own[i] = local(b, i, own[i], (t, i))
+        due = [l for l in LAYERS if (t + 1) % every[l] == 0]
+        names = tensors_of(due)
+        new = average(W, [Upload({n: own[i][n] for n in names}, len(b.train[i])) for i in b.train])
+        for l in due:
+            of_clients = [
+                sum((v - m) ** 2 for n in tensors_of([l])
+                    for v, m in zip(flat(own[i][n]), flat(new[n]), strict=True))
+                for i in b.train
+            ]  # fmt: skip
+            spread[l] = sum(of_clients) / len(of_clients) / every[l]
+        for i in b.train:
+            own[i] = {**own[i], **{n: new[n] for n in names}}
+        if (t + 1) % phi == 0:
+            size = {l: sum(W[n].numel() for n in tensors_of([l])) for l in LAYERS}
+            every.update(dict.fromkeys(LAYERS, 1))
+            done: list[str] = []
+            for l in sorted(LAYERS, key=lambda l: spread[l] / size[l]):
+                done.append(l)
+                every[l] = phi
+                have = sum(spread[m] for m in done) / sum(spread.values())
+                leave = 1 - sum(size[m] for m in done) / sum(size.values())
+                if leave < have:
+                    break
+        return new
+
+    return one
+
+
 # --------------------------------------------------------------------------- FIARSE
 
 

@@ -1,16 +1,19 @@
 """Methods that upload some layers in some rounds: against plain loops, and in limit cases."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
 
 from fedp3.core.errors import ConfigError
+from fedp3.core.types import Reply, Task
 from fedp3.engines.in_process import sequential
 from fedp3.experiment.assemble import Experiment
 from fedp3.planning.client_plans import layer_sets
+from fedp3.server.intervals import rare_layers
 from fedp3.server.recycling import recycled_count
-from fedp3.server.rounds import plans_for, run_round
+from fedp3.server.rounds import plans_for, run, run_round
 from worlds import same
 
 from . import layer_references as layers
@@ -76,6 +79,12 @@ MODEL: Mapping[str, tuple[str, tuple[str, ...], Callable[[Experiment], ref.Round
         ("aggregate.recycle_by=cyclic", "aggregate.recycle=0.25"),
         lambda e: layers.recycled(bench(e), 1, "cyclic"),
     ),
+    "fedlama": ("fedlama", ("aggregate.interval=2",), lambda e: layers.by_agreement(bench(e), 2)),
+    "fedlama, rarer": (
+        "fedlama",
+        ("aggregate.interval=3",),
+        lambda e: layers.by_agreement(bench(e), 3),
+    ),
     "cocofl": (
         "cocofl",
         (),
@@ -118,6 +127,7 @@ UNWEIGHTED = trained(experiment("fedavg", "aggregate.rule=simple"), 3)[0].W
 OFF = {
     "a cycle of warm rounds alone": ("fedpart", ["plan.warm=3"]),
     "a random schedule in which every layer is certain": ("fedlp", ["plan.probability=1.0"]),
+    "an interval of one round": ("fedlama", ["aggregate.interval=1"]),
     "recycling no layer": ("fedluar", ["aggregate.recycle=0"]),
     "recycling less than one layer": ("fedluar", ["aggregate.recycle=0.2"]),
     "weak clients below a share that none is below": (
@@ -180,7 +190,7 @@ def test_a_recycled_layer_repeats_its_change_and_costs_no_upload() -> None:
     e = experiment("fedluar", "run.rounds=6")
     engine, state, changes = sequential(e.client, e.shards), e.start, {}
     for _ in range(6):
-        recycled = e.server.aggregator.not_uploaded(state.aggregator)
+        recycled = e.server.aggregator.next_round(state.aggregator).left_out
         new, record = run_round(e.server, state, engine.execute)
         dense = 4 * 4 * sum(
             w.numel()
@@ -197,7 +207,7 @@ def test_a_recycled_layer_repeats_its_change_and_costs_no_upload() -> None:
                 else:
                     changes[n] = new.W[n] - state.W[n]
         state = new
-        assert len(e.server.aggregator.not_uploaded(state.aggregator)) == 2
+        assert len(e.server.aggregator.next_round(state.aggregator).left_out) == 2
 
 
 def test_layers_that_change_least_are_recycled_most_often() -> None:
@@ -229,10 +239,65 @@ def test_recycling_composes_with_a_server_optimizer() -> None:
     assert recycled_count(e.config.aggregate, e.server.layers) == 1
     engine = sequential(e.client, e.shards)
     state, _ = run_round(e.server, e.start, engine.execute)
-    (recycled,) = e.server.aggregator.not_uploaded(state.aggregator)
+    (recycled,) = e.server.aggregator.next_round(state.aggregator).left_out
     new, _ = run_round(e.server, state, engine.execute)
     for n in e.server.layers.layers[recycled]:
         assert torch.equal(new.W[n], state.W[n] + (state.W[n] - e.start.W[n]))
+
+
+def test_rare_layers_are_sent_and_uploaded_once_in_an_interval() -> None:
+    e = experiment("fedlama", "aggregate.interval=3", "run.rounds=9")
+    engine, state, size = sequential(e.client, e.shards), e.start, {}
+    for l, names in e.server.layers.layers.items():
+        size[l] = 4 * 4 * sum(e.start.W[n].numel() for n in names)  # bytes of four clients
+    for t in range(9):
+        rare = set(state.aggregator["rare"])
+        assert bool(rare) == (t >= 3), "the first interval averages everything"
+        often = sum(size[l] for l in size if l not in rare)
+        new, record = run_round(e.server, state, engine.execute)
+        assert record.bytes_down == often + (t % 3 == 0) * sum(size[l] for l in rare)
+        assert record.bytes_up == often + (t % 3 == 2) * sum(size[l] for l in rare)
+        for l in rare:
+            moved = any(not torch.equal(new.W[n], state.W[n]) for n in e.server.layers.layers[l])
+            assert moved == (t % 3 == 2)
+        state = new
+
+
+def test_a_client_that_missed_a_round_is_sent_a_copy_of_rare_layers() -> None:
+    e = experiment("fedlama", "aggregate.interval=3", "run.rounds=6")
+    engine, state = sequential(e.client, e.shards), e.start
+    sent: list[dict[int, set[str]]] = []
+
+    def without_client_1(tasks: Sequence[Task]) -> list[Reply]:
+        sent.append({task.plan.client: set(task.weights) for task in tasks})
+        asked = [task for task in tasks if task.plan.client != 1 or task.t != 3]
+        return list(engine.execute(asked))
+
+    for _ in range(6):
+        state, _ = run_round(e.server, state, without_client_1)
+    everything = set(e.start.W)
+    assert all(names == everything for names in sent[3].values())
+    assert sent[4][1] == everything and sent[4][0] < everything, "client 1 has nothing to continue"
+    assert sent[5][1] == sent[5][0] == sent[4][0]
+
+
+def test_participants_stay_for_an_interval() -> None:
+    e = experiment("fedlama", "aggregate.interval=2", "run.rounds=6", "run.clients_per_round=2")
+    engine = sequential(e.client, e.shards)
+    sampled = [record.sampled for _, record in run(e.server, e.start, engine.execute)]
+    assert sampled[0::2] == sampled[1::2] and len(set(sampled)) > 1
+
+
+def test_layers_become_rare_in_the_order_of_their_discrepancy_per_weight() -> None:
+    net = experiment("fedavg").server.layers
+    size = {l: sum(math.prod(net.shapes[n]) for n in names) for l, names in net.layers.items()}
+    calm = {"fc1": 1e-9, "fc2": 1.0, "fc3": 1.0, "ffc": 1.0}
+    assert rare_layers({l: d * size[l] for l, d in calm.items()}, net)[0] == "fc1"
+    assert rare_layers(dict.fromkeys(net.layers, 0.0), net) == list(net.layers)
+    # One layer with all of the discrepancy: the others have none, so that they are all rare.
+    assert set(rare_layers({**dict.fromkeys(net.layers, 0.0), "fc2": 1.0}, net)) >= {
+        "fc1", "fc3", "ffc",
+    }  # fmt: skip
 
 
 def test_weak_clients_take_fewer_steps_and_leave_the_lowest_layers_alone() -> None:
@@ -261,6 +326,9 @@ def test_weak_clients_take_fewer_steps_and_leave_the_lowest_layers_alone() -> No
         ("fedluar", ["aggregate.recycle=1.0"], "aggregate] recycle"),
         ("fedluar", ["aggregate.recycle_by=size"], "unknown choice of layers"),
         ("fiarse", ["aggregate.recycle=0.5"], "it would be uploaded nevertheless"),
+        ("fedlama", ["plan.layers=opu2"], "need full models"),
+        ("fedlama", ["upload.compress=int8"], "was sent earlier"),
+        ("fedlama", ["aggregate.recycle=0.5"], "set recycle to 0"),
         ("fedavg", ["plan.weak_steps=1"], "no client is weak"),
         ("fedavg", ["plan.weak_below=0.5", "plan.weak_steps=3"], "not fewer"),
         ("fedavg", ["plan.weak_below=0.5", "plan.weak_depth=0.5"], "set [plan] others to 'freeze'"),

@@ -236,6 +236,27 @@ def test_a_server_may_leave_out_layers_that_it_recycles_but_no_more(tmp_path: Pa
         assert FAILURE in sent(device, 1, ClientPlan(0, layers)), change
 
 
+def test_a_layer_that_is_averaged_seldom_may_stay_on_the_node_for_some_rounds(
+    tmp_path: Path,
+) -> None:
+    device = Device(tmp_path, "method=fedlama")
+    full = device.experiment.first_plans[0]
+    sent_and_kept = replace(full.layers["fc2"], send="pruned", upload="none")
+    entries = {
+        "received and stored": (sent_and_kept, True),
+        "continued": (replace(sent_and_kept, send="none"), True),
+        "continued and uploaded": (LayerPlan(send="none"), True),
+        "frozen": (LayerPlan(train=False), False),
+        "skipped": (LayerPlan(send="skip", train=False, upload="none"), False),
+    }
+    for name, (entry, accepted) in entries.items():
+        plan = replace(full, layers={**full.layers, "fc2": entry})
+        assert (FAILURE not in sent(device, 0, plan)) == accepted, name
+    plain = Device(tmp_path / "plain", "method=fedavg")
+    plan = replace(full, layers={**full.layers, "fc2": LayerPlan(send="none")})
+    assert FAILURE in sent(plain, 0, plan), "only where the config averages layers seldom"
+
+
 def test_a_weak_device_takes_the_steps_of_its_plan_and_no_others(tmp_path: Path) -> None:
     device = Device(
         tmp_path,

@@ -184,10 +184,13 @@ def _outcome(context: ClientContext, job: Job, start: Params, result: LocalResul
         metrics=result.metrics,
         extra={**result.extra, **packed.scales},
     )
-    personal = [
-        n for l, p in task.plan.layers.items() if p.send == "none" for n in context.layers.layers[l]
+    staying = [
+        n
+        for l, p in task.plan.layers.items()
+        if p.send == "none" or (context.spec.continues and p.train and p.upload == "none")
+        for n in context.layers.layers[l]
     ]
-    return update, ClientState(task.t, {**full_shaped(personal), **result.state, **packed.residual})
+    return update, ClientState(task.t, {**full_shaped(staying), **result.state, **packed.residual})
 
 
 def _upload(

@@ -79,7 +79,7 @@ def contradictions(c: Config, given: Collection[tuple[str, str]] = ()) -> list[s
         given: (section, key) of the keys that the user set.
     """
     mistakes = _wrong_sizes(c, given) + _wrong_uploads(c) + _wrong_schedules(c)
-    mistakes += _wrong_recycling(c) + _wrong_weak(c)
+    mistakes += _wrong_recycling(c) + _wrong_intervals(c) + _wrong_weak(c)
     mistakes += refused_settings(c.plan, c.privacy) + _wrong_client_privacy(c)
     mistakes += _wrong_devices(c, given)
     return mistakes + methods.clashes(c.hooks, c.plan, c.prune, c.local)
@@ -172,6 +172,37 @@ def _wrong_recycling(c: Config) -> list[str]:
     return [text for text, applies in reasons.items() if applies]
 
 
+def _wrong_intervals(c: Config) -> list[str]:
+    """Where clients cannot continue to train a layer from round to round."""
+    interval = c.aggregate.interval
+    if interval == 1:
+        return []
+    overlap = c.devices.described and ROUND_ENDS.pick(c.devices.round_end).end is None
+    reasons = {
+        f"[aggregate] interval: {interval} rounds in which clients continue to train a layer need "
+        "full models; set [plan] layers to 'full', schedule to 'always', others to 'train' and "
+        "head to 'shared', and [prune] keep to 1.0": (
+            c.plan.layers != "full"
+            or c.plan.changes
+            or c.plan.others not in ("train", "noise")
+            or c.plan.head != "shared"
+            or c.prune.keep != 1.0
+        ),
+        "[aggregate] interval: with [devices] round_end = 'buffered' rounds overlap; set 'wait' or "
+        "'deadline'": overlap,
+        "[aggregate] interval: recycled layers are not trained on by clients; set recycle to 0, "
+        "or interval to 1": c.aggregate.recycle > 0,
+        f"[aggregate] interval: {c.upload.compress!r} sends changes of what was sent in the same "
+        "round, and a layer that a client continues to train was sent earlier; set [upload] "
+        "compress to 'none'": c.upload.compress != "none",
+        "[aggregate] interval: personal models ([hooks] passes = 'own') and exchanged tensors "
+        "belong to one round; set interval to 1": (
+            c.hooks.passes == "own" or c.hooks.exchange != "none"
+        ),
+    }
+    return [text for text, applies in reasons.items() if applies]
+
+
 def _wrong_weak(c: Config) -> list[str]:
     """What weak clients cannot do, or nobody is there to do."""
     plan, local = c.plan, c.local
@@ -212,9 +243,9 @@ def _wrong_client_privacy(c: Config) -> list[str]:
         f"[aggregate] rule: {c.aggregate.rule!r} gives clients different weights, and the clip of "
         "client-level DP bounds the influence of a client only if all count the same; set "
         "'simple'": c.aggregate.rule != "simple",
-        "[aggregate] damp, recycle: how many clients answered, and un-noised changes of layers, "
-        "must not be seen under client-level DP; set both to 0": (
-            c.aggregate.damp > 0 or c.aggregate.recycle > 0
+        "[aggregate] damp, recycle, interval: under client-level DP a round releases nothing but "
+        "its noised sum; set damp and recycle to 0, and interval to 1": (
+            c.aggregate.damp > 0 or c.aggregate.recycle > 0 or c.aggregate.interval > 1
         ),
         f"[run] clients_per_round: {run.clients_per_round} clients in each round is no Poisson "
         "sampling; set 0, and the share of clients with [client_privacy] sample_rate": (

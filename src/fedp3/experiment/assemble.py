@@ -215,6 +215,7 @@ def _run_spec(
         hooks=_hooks(config),
         seed=config.run.seed,
         rounds=config.run.rounds,
+        continues=config.aggregate.interval > 1,
     )
 
 

@@ -250,6 +250,11 @@ _add(
     _with(FULL, aggregate={"recycle": 0.5}),
 )
 _add(
+    "fedlama",
+    "FedAvg, but layers on which clients agree are averaged less often (Lee et al., 2023)",
+    _with(FULL, plan={"others": "train"}, aggregate={"interval": 4}),
+)
+_add(
     "cocofl",
     "a window of layers per client and round, the rest frozen; damped mean (Pfeiffer et al., 2023)",
     {

@@ -148,7 +148,9 @@ def _impossible(config: Config, client: int, layers: LayerMap, task: Task) -> It
     """What a task asks for that this config's plan of this client and round does not.
 
     The node computes its plan itself: it depends on the config alone.  A server may prune more
-    than the plan says, because a device of less capacity needs that.
+    than the plan says, because a device of less capacity needs that.  Which layers a server
+    recycles, or averages less often, follows from the uploads of all clients.  A node then accepts
+    for each layer whatever this config may ask for in some round.
     """
     rounds = config.run.rounds
     if task.t > rounds or (task.t == rounds and task.kind == "train"):
@@ -168,6 +170,8 @@ def _impossible(config: Config, client: int, layers: LayerMap, task: Task) -> It
             allowed.append(scored_layer_plan(planned))
         if config.aggregate.recycle and planned == LayerPlan():
             allowed.append(rest)
+        if config.aggregate.interval > 1:
+            allowed += [rest, *(replace(entry, send="none", keep=1.0) for entry in (planned, rest))]
         if not any(_asks_no_more(p, other) for other in allowed):
             yield (
                 f"the plan of {l} (send {p.send}, keep {p.keep:g}, train {p.train}, upload "

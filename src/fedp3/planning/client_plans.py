@@ -221,6 +221,31 @@ def without_layers(
     return [replace(plan, layers=rests(plan)) for plan in plans]
 
 
+def continuing_layers(
+    plans: Sequence[ClientPlan], continued: Collection[Layer], seen: Mapping[int, int], since: int
+) -> Sequence[ClientPlan]:
+    """The same plans, in which these layers are not sent to clients that have them.
+
+    Args:
+        plans: the plans of a round.
+        continued: the layers that a client continues to train from where it left off.
+        seen: for each client the last round in which its update was accepted.
+        since: the round after which a client has these layers; others are sent a copy.
+    """
+    if not continued:
+        return plans
+    without = once_per_plan(
+        lambda plan: {
+            l: replace(p, send="none", keep=1.0) if l in continued else p
+            for l, p in plan.layers.items()
+        }
+    )
+    return [
+        replace(plan, layers=without(plan)) if seen.get(plan.client, -1) == since else plan
+        for plan in plans
+    ]
+
+
 def _upper_layers(layers: LayerMap, share: float) -> set[Layer]:
     """This share of the layers, rounded up, counted from the head."""
     names = list(layers.layers)

@@ -36,8 +36,24 @@ def _no_report(state: Any) -> Mapping[int, float]:
     return {}
 
 
-def _everything_uploaded(state: Any) -> frozenset[Layer]:
-    return frozenset()
+@plain_dataclass(frozen=True, slots=True, kw_only=True)
+class NextRound:
+    """What an aggregator wants of the next round's plans.
+
+    Args:
+        left_out: layers that no client uploads, because the aggregator does without them.
+        continued: layers that are not sent to clients which took part in round `since`; these
+            clients continue from where they left off.
+        since: the last round that was aggregated.
+    """
+
+    left_out: frozenset[Layer] = frozenset()
+    continued: frozenset[Layer] = frozenset()
+    since: int = -1
+
+
+def _as_planned(state: Any) -> NextRound:
+    return NextRound()
 
 
 @plain_dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,14 +67,15 @@ class Aggregator:
         init: makes the state before the first round.  A state is made of dicts, lists, tuples,
             tensors, numbers, texts and None, so that a checkpoint can store it.
         report: from the state to one number per client, for the record of a round.
-        not_uploaded: from the state to layers that no client shall upload in the next round,
-            because the aggregator does without them.
+        next_round: from the state to what differs from the plans in the next round.
+        interval: participants are drawn once in so many rounds, so that they can continue.
     """
 
     apply: Apply
     init: Callable[[], Any] = dict
     report: Callable[[Any], Mapping[int, float]] = _no_report
-    not_uploaded: Callable[[Any], frozenset[Layer]] = _everything_uploaded
+    next_round: Callable[[Any], NextRound] = _as_planned
+    interval: int = 1
 
 
 MakeAggregator = Callable[["AggregateSettings", RunSpec], Aggregator]
@@ -141,6 +158,12 @@ class AggregateSettings:
         description="which layers are recycled: ratio, drawn with probabilities that are the "
         "higher the smaller a layer's last change is relative to its weights; random; or cyclic, "
         "one after the other",
+    )
+    interval: int = Field(
+        default=1,
+        ge=1,
+        description="layers on which clients agree most are averaged only once in so many rounds, "
+        "and clients continue to train them in between (FedLAMA); 1 means every round",
     )
     options: dict[str, bool | int | float | str] = Field(
         default_factory=dict,

@@ -23,7 +23,7 @@ from torch import Tensor
 from fedp3.client.context import RunSpec
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.types import AcceptedUpdate, Layer, LayerMap, Params
-from fedp3.server.aggregators import RECYCLED_BY, AggregateSettings, Aggregator
+from fedp3.server.aggregators import RECYCLED_BY, AggregateSettings, Aggregator, NextRound
 
 Scores = Mapping[Layer, float]
 # (scores, number of layers, round, generator) -> the layers of the next round
@@ -68,7 +68,7 @@ def with_recycling(
         apply=apply,
         init=init,
         report=lambda state: aggregator.report(state["aggregator"]),
-        not_uploaded=lambda state: frozenset(state["recycled"]),
+        next_round=lambda state: NextRound(left_out=frozenset(state["recycled"])),
     )
 
 
