@@ -33,6 +33,8 @@ class RunSpec:
     hooks: Hooks = NO_HOOKS  # what the method adds to local training
     seed: int = 0
     rounds: int = 30  # T
+    # whether clients store layers that they trained and did not upload, to continue from them
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -97,6 +97,8 @@ def train(
     masks = task_masks(context, task, trained)
     samples = len(shard.train)
     plain = _in_parts(_loss_gradient(context, shard, task), task.plan.split)
+    if context.hooks.gradient is not None:
+        plain = context.hooks.gradient(plain, {n: tensors[n] for n in trained}, masks)
     at_once = replace(local, batch=math.ceil(local.batch / task.plan.split))
     gradient = source.gradient(plain, at_once, samples, context.seed, *address)
     local_pass = LocalPass(

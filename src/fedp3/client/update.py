@@ -187,10 +187,13 @@ def _outcome(context: ClientContext, job: Job, start: Params, result: LocalResul
         extra={**result.extra, **packed.scales},
     )
     update = replace(update, bytes=_written_bytes(context, update, task))
-    personal = [
-        n for l, p in task.plan.layers.items() if p.send == "none" for n in context.layers.layers[l]
+    staying = [
+        n
+        for l, p in task.plan.layers.items()
+        if p.send == "none" or (context.spec.continues and p.train and p.upload == "none")
+        for n in context.layers.layers[l]
     ]
-    return update, ClientState(task.t, {**full_shaped(personal), **result.state, **packed.residual})
+    return update, ClientState(task.t, {**full_shaped(staying), **result.state, **packed.residual})
 
 
 def _written_bytes(context: ClientContext, update: ClientUpdate, task: Task) -> int:

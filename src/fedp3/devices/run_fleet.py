@@ -200,10 +200,14 @@ def as_planned(inputs: FleetInputs, plans: Sequence[ClientPlan]) -> RunFleet:
 
     Args:
         inputs: the run and its devices.
-        plans: the plans of all clients in the first round.
+        plans: the plans of all clients in the first round, and where they follow a schedule in
+            every round until it begins again.
     """
     violated = _violation_counter(inputs)
-    binding = {plan.client: violated(plan) for plan in plans}
+    binding: dict[int, str] = {}
+    for plan in plans:
+        if binding.get(plan.client) != "memory":
+            binding[plan.client] = violated(plan) or binding.get(plan.client, "")
     able = frozenset(
         i for i, limit in binding.items() if limit != "memory" and inputs.examples.get(i, 0)
     )

@@ -44,10 +44,10 @@ from fedp3.privacy.client_level import requirements as client_requirements
 from fedp3.privacy.client_level.budget import plan_release_budget
 from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.settings import AUTO, Mechanism
+from fedp3.server.aggregation import make_aggregator
 from fedp3.server.aggregators import AGGREGATORS
 from fedp3.server.client_level import ClientLevel
 from fedp3.server.context import ServerContext, ServerState
-from fedp3.server.optimizer import with_optimizer
 from fedp3.server.rounds import plans_for
 
 
@@ -75,6 +75,15 @@ class Experiment:
         return plans_for(self.server, 0)
 
     @cached_property
+    def turn_plans(self) -> tuple[ClientPlan, ...]:
+        """The plans of all clients in every round of one turn of the schedule of layers.
+
+        Without a schedule these are the plans of round 0.
+        """
+        later = (plans_for(self.server, t) for t in range(1, self.server.turn))
+        return sum(later, self.first_plans)
+
+    @cached_property
     def profile(self) -> ComputeProfile:
         """FLOPs and memory of the network."""
         if self.server.fleet is not None:
@@ -84,11 +93,15 @@ class Experiment:
     @cached_property
     def costs(self) -> list[ClientCost]:
         """What every client's plan costs in round 0."""
+        return self.costs_of(self.first_plans)
+
+    def costs_of(self, plans: Sequence[ClientPlan]) -> list[ClientCost]:
+        """What these plans, one for each client, cost in their round."""
         server = self.server
         costs = client_costs(
             self.client,
             self.profile,
-            self.first_plans,
+            plans,
             server.keep,
             server.examples,
             self.start.extra,
@@ -218,6 +231,7 @@ def _run_spec(
         hooks=_hooks(config),
         seed=config.run.seed,
         rounds=config.run.rounds,
+        continues=config.aggregate.interval > 1,
     )
 
 
@@ -227,9 +241,10 @@ def _hooks(config: Config) -> Hooks:
 
 
 def _server_context(config: Config, spec: RunSpec, shards: Mapping[int, Shard]) -> ServerContext:
-    aggregator = AGGREGATORS.pick(config.aggregate.rule)(config.aggregate, spec)
-    if not config.client_privacy.enabled:  # there the optimizer steps on the noised release
-        aggregator = with_optimizer(aggregator, config.aggregate, spec)
+    if config.client_privacy.enabled:  # there the optimizer steps on the noised release
+        aggregator = AGGREGATORS.pick(config.aggregate.rule)(config.aggregate, spec)
+    else:
+        aggregator = make_aggregator(config.aggregate, spec)
     # What is chosen for devices follows; a keep file was read together with the config.
     share = 1.0 if isinstance(config.prune.keep, str) else config.prune.keep
     return ServerContext(
@@ -252,7 +267,7 @@ def check_plans(server: ServerContext) -> None:
     if server.fleet is None or not server.fleet.classes:
         check_coverage(server.plan, spec.layers, server.keep, spec.seed, spec.rounds)
     static = SELECTORS.pick(spec.pruning.selector).static
-    rounds = server.spec.rounds if server.plan.redraw and static else 1
+    rounds = server.spec.rounds if server.plan.changes and static else 1
     plans = [plan for t in range(rounds) for plan in plans_for(server, t)]
     check_pruning(server.spec.pruning, server.layers, plans)
 

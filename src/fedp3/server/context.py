@@ -63,7 +63,12 @@ class ServerContext:
     @property
     def redraws(self) -> bool:
         """Whether plans change from round to round."""
-        return self.plan.redraw or (self.fleet is not None and self.fleet.redraws)
+        return self.plan.changes or (self.fleet is not None and self.fleet.redraws)
+
+    @property
+    def turn(self) -> int:
+        """The rounds, from the first, after which a schedule of layers begins again."""
+        return min(self.plan.turn(self.layers), self.run.rounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

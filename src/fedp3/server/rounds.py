@@ -17,7 +17,7 @@ from fedp3.core.types import AcceptedUpdate, ClientPlan, Execute, Params, Reply,
 from fedp3.costs.traffic import exchange_bytes, traffic
 from fedp3.devices.clock import RoundClock, next_available
 from fedp3.devices.run_fleet import RunFleet, fleet_plans
-from fedp3.planning.client_plans import client_plans
+from fedp3.planning.client_plans import client_plans, continuing_layers, without_layers
 from fedp3.planning.dispatch import dispatched_tasks, global_tasks, training_tasks
 from fedp3.planning.participation import eligible_clients, sample_clients
 from fedp3.planning.pruning import deal_units
@@ -84,7 +84,7 @@ def _participants(
         clock, eligible = next_available(fleet.timings, eligible, clock)
         run = replace(run, clients_per_round=fleet.asked(context.participants))
     if mode is None:
-        return sample_clients(eligible, run, t), clock
+        return sample_clients(eligible, run, t - t % context.aggregator.interval), clock
     mechanism = mode.budget.mechanism
     return poisson_clients(eligible, context.clients, mechanism, context.spec.seed, t), clock
 
@@ -152,7 +152,10 @@ def _separate_round(
     t, spec = state.t, context.spec
     clients, start = _participants(context, t, ledger, state.clock)  # Alg. 1, l. 4
     plans = [fleet[i] for i in clients] if fleet is not None else _plans(context, t, clients)
-    dealt = deal_units(plans, spec.pruning.selector, len(clients))
+    wanted = context.aggregator.next_round(state.aggregator)
+    asked = without_layers(plans, wanted.left_out, context.plan, context.keep)
+    asked = continuing_layers(asked, wanted.continued, state.seen, wanted.since)
+    dealt = deal_units(asked, spec.pruning.selector, len(clients))
     tasks = training_tasks(  # Alg. 1, ll. 5-6
         sent_weights(state),
         dealt,
