@@ -123,7 +123,7 @@ def _wrong_uploads(c: Config) -> list[str]:
         ),
         f"[plan] others: what is uploaded pruned ([plan] upload={plan.upload!r}) is trained, not "
         "frozen; set upload to 'none', or others to 'train'": (
-            plan.others == "freeze" and plan.upload != "none" and not c.privacy.enabled
+            plan.others in ("freeze", "hold") and plan.upload != "none" and not c.privacy.enabled
         ),
         "[plan] others: personal layers must be the same for the entire run; set redraw to false "
         "and schedule to 'always'": plan.others == "personal" and plan.changes,
@@ -247,7 +247,7 @@ def _wrong_weak(c: Config) -> list[str]:
             plan.weak_steps > 0 and c.privacy.enabled
         ),
         "[plan] weak_depth: a backward pass ends early only if the layers below are frozen; set "
-        "[plan] others to 'freeze'": plan.weak_depth < 1 and plan.others != "freeze",
+        "[plan] others to 'freeze'": plan.weak_depth < 1 and plan.others not in ("freeze", "hold"),
         "[plan] weak_below: [devices] planner = 'auto' chooses steps and layers for each device; "
         "set planner to 'manual', or weak_steps to 0 and weak_depth to 1": c.devices.plans,
     }

@@ -7,6 +7,7 @@ from statistics import fmean
 
 from fedp3.core.types import Layer
 from fedp3.experiment.assemble import Experiment
+from fedp3.messages.versions import is_coded
 from fedp3.planning.coverage import coverage
 from fedp3.server.rounds import plans_for
 
@@ -24,19 +25,33 @@ class Stretch:
 
 
 def stretches(experiment: Experiment) -> list[Stretch]:
-    """The rounds of one turn of the schedule, or of the run if that is shorter."""
-    plans = [plans_for(experiment.server, t) for t in range(experiment.server.turn)]
+    """The rounds of one turn of the schedule, or of the run if that is shorter.
+
+    Where coded changes are sent down, a round downloads the layers that the one before it changed.
+    """
+    server = experiment.server
+    plans = [plans_for(server, t) for t in range(server.turn)]
+    coded = is_coded(server.spec.download)
+
+    def alike(t: int) -> object:
+        of_round = [plan.layers for plan in plans[t]]
+        return of_round, [plan.layers for plan in plans[t - 1]] if coded else None
+
     found = []
-    for _, group in groupby(range(len(plans)), key=lambda t: [plan.layers for plan in plans[t]]):
+    for _, group in groupby(range(len(plans)), key=alike):
         rounds = list(group)
         costs = experiment.costs_of(plans[rounds[0]])
         covered = coverage(plans[rounds[0]])
+        mb_down = fmean(cost.mb_down for cost in costs)
+        if coded:
+            changed = [l for l, who in coverage(plans[rounds[0] - 1]).items() if who]
+            mb_down = fmean(sum(cost.layer_bytes[l][0] for l in changed) / 1e6 for cost in costs)
         found.append(
             Stretch(
                 first=rounds[0] + 1,
                 last=rounds[-1] + 1,
                 clients={l: len(who) for l, who in covered.items() if who},
-                mb_down=fmean(cost.mb_down for cost in costs),
+                mb_down=mb_down,
                 mb_up=fmean(cost.mb_up for cost in costs),
                 gflop=fmean(cost.gflop for cost in costs),
             )

@@ -66,9 +66,10 @@ class PlanSettings:
     probability: Share = Field(
         default=0.5, description="with schedule = 'random': the chance that a layer is due"
     )
-    others: Literal["auto", "train", "freeze", "noise", "personal", "skip"] = Field(
+    others: Literal["auto", "train", "freeze", "hold", "noise", "personal", "skip"] = Field(
         default="auto",
-        description="layers outside L_i: train or freeze them, personal (they never leave the "
+        description="layers outside L_i: train or freeze them, hold (freeze them and prune "
+        "nothing, whatever a device's share is), personal (they never leave the "
         "client), or skip their residual blocks; under LDP freeze, or noise (train them with the "
         "same clip and noise); auto means train, and freeze under LDP, where layers is auto, and "
         "with the schedules cycle and paced",
@@ -119,6 +120,7 @@ OTHERS: Mapping[str, LayerPlan] = {
     "train": LayerPlan(send="pruned"),
     "noise": LayerPlan(send="pruned"),
     "freeze": LayerPlan(send="pruned", train=False),
+    "hold": LayerPlan(train=False, upload="none"),
     "personal": LayerPlan(send="none", upload="none"),
     "skip": LayerPlan(send="skip", train=False, upload="none"),
 }
