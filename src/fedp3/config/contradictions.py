@@ -180,13 +180,8 @@ def _wrong_intervals(c: Config) -> list[str]:
     overlap = c.devices.described and ROUND_ENDS.pick(c.devices.round_end).end is None
     reasons = {
         f"[aggregate] interval: {interval} rounds in which clients continue to train a layer need "
-        "full models; set [plan] layers to 'full', schedule to 'always', others to 'train' and "
-        "head to 'shared', and [prune] keep to 1.0": (
-            c.plan.layers != "full"
-            or c.plan.changes
-            or c.plan.others not in ("train", "noise")
-            or c.plan.head != "shared"
-            or c.prune.keep != 1.0
+        "full models; set [plan] layers to 'full', schedule to 'always' and head to 'shared'": (
+            c.plan.layers != "full" or c.plan.changes or c.plan.head != "shared"
         ),
         "[aggregate] interval: with [devices] round_end = 'buffered' rounds overlap; set 'wait' or "
         "'deadline'": overlap,

@@ -124,6 +124,9 @@ OTHERS: Mapping[str, LayerPlan] = {
 }
 
 
+STORED = LayerPlan(upload="none")  # a layer that a client trains, stores and uploads later
+
+
 def outside(settings: PlanSettings, share: float) -> LayerPlan:
     """The plan of a layer outside L_i at a device that can hold this share of it."""
     other = OTHERS[settings.others]
@@ -199,6 +202,8 @@ def without_layers(
     left_out: Collection[Layer],
     settings: PlanSettings,
     keep: Sequence[float],
+    *,
+    stored: bool = False,
 ) -> Sequence[ClientPlan]:
     """The same plans, in which these layers are outside every L_i.
 
@@ -207,12 +212,14 @@ def without_layers(
         left_out: the layers that no client shall upload.
         settings: the run's `[plan]`.
         keep: for every client of the run, the share of a pruned layer that its device can hold.
+        stored: whether clients train these layers in full and store them for a later round, instead
+            of doing what `plan.others` says.
     """
     if not left_out:
         return plans
 
     def layer_plans(plan: ClientPlan) -> Mapping[Layer, LayerPlan]:
-        rest = outside(settings, keep[plan.client])
+        rest = STORED if stored else outside(settings, keep[plan.client])
         return {
             l: rest if l in left_out and p == LayerPlan() else p for l, p in plan.layers.items()
         }
@@ -236,8 +243,7 @@ def continuing_layers(
         return plans
     without = once_per_plan(
         lambda plan: {
-            l: replace(p, send="none", keep=1.0) if l in continued else p
-            for l, p in plan.layers.items()
+            l: replace(p, send="none") if l in continued else p for l, p in plan.layers.items()
         }
     )
     return [

@@ -146,7 +146,7 @@ def _separate_round(
     clients, start = _participants(context, t, ledger, state.clock)  # Alg. 1, l. 4
     plans = [fleet[i] for i in clients] if fleet is not None else _plans(context, t, clients)
     wanted = context.aggregator.next_round(state.aggregator)
-    asked = without_layers(plans, wanted.left_out, context.plan, context.keep)
+    asked = without_layers(plans, wanted.left_out, context.plan, context.keep, stored=wanted.stored)
     asked = continuing_layers(asked, wanted.continued, state.seen, wanted.since)
     dealt = deal_units(asked, spec.pruning.selector, len(clients))
     tasks = training_tasks(  # Alg. 1, ll. 5-6
