@@ -92,6 +92,7 @@ def _show(experiment: "Experiment", title: str) -> None:
     terminal.line("MB: payload of one round")
     if server.plan.turn(server.layers) > 1:
         _show_schedule(experiment)
+    _show_later_rounds(experiment)
     covered = ", ".join(f"{l} {len(clients)}" for l, clients in coverage(plans).items())
     when = " in some round" if server.plan.turn(server.layers) > 1 else ""
     terminal.line(f"clients that train and upload each layer{when}: {covered}")
@@ -106,6 +107,24 @@ def _show(experiment: "Experiment", title: str) -> None:
         _show_client_privacy(describe(experiment)["client_privacy"])
     for warning in warnings_of(experiment).values():
         terminal.line(f"warning: {warning}")
+
+
+def _show_later_rounds(experiment: "Experiment") -> None:
+    """What later rounds leave out, where the server decides that from what it received."""
+    from fedp3.server.recycling import recycled_count
+
+    settings, layers = experiment.config.aggregate, experiment.server.layers
+    recycled = recycled_count(settings, layers)
+    if recycled:
+        terminal.line(
+            f"after the first round, {recycled} of {len(layers.layers)} layers are not uploaded in "
+            "each round: the server repeats their last change"
+        )
+    if settings.interval > 1:
+        terminal.line(
+            f"after {settings.interval} rounds, layers on which clients agree are sent and "
+            f"uploaded only once in {settings.interval} rounds"
+        )
 
 
 def _show_schedule(experiment: "Experiment") -> None:

@@ -23,7 +23,7 @@ from fedp3.node.policy import Policy
 from fedp3.node.records import own_split
 from fedp3.node.refusal import RefusalCode, Refused
 from fedp3.planning.capacities import capacities
-from fedp3.planning.client_plans import STORED, client_plans, outside
+from fedp3.planning.client_plans import STORED, client_plans, outside, unscheduled
 from fedp3.planning.dispatch import scored_layer_plan
 from fedp3.planning.layer_sets import AUTO as AUTO_LAYERS
 from fedp3.planning.prune_settings import SELECTORS
@@ -196,7 +196,8 @@ def _expected_plan(config: Config, client: int, layers: LayerMap, task: Task) ->
             client, window_plans(layers, config.plan, window, max(shares, default=1.0))
         )
     keep, seed = _shares(config), config.run.seed
-    (plan,) = client_plans(config.plan, layers, keep, seed, task.t, [client])
+    settings = unscheduled(config.plan) if task.kind == "probe" else config.plan
+    (plan,) = client_plans(settings, layers, keep, seed, task.t, [client])
     return plan
 
 

@@ -108,6 +108,11 @@ class PlanSettings:
         return SCHEDULES.pick(self.schedule).turn(self, layers)
 
 
+def unscheduled(settings: PlanSettings) -> PlanSettings:
+    """The same settings without a schedule: every layer of L_i is due."""
+    return replace(settings, schedule="always")
+
+
 HEADS: Mapping[str, LayerPlan] = {
     "shared": LayerPlan(),
     "personal": LayerPlan(send="none", upload="none"),
