@@ -325,7 +325,7 @@ def overruled(c: Config) -> list[str]:
     """Settings of this config that differ from those of its method.
 
     The capacities of devices (`prune.keep`) describe the fleet, so that they do not count, unless
-    the method prunes nothing.
+    the method prunes nothing and they do not say who is weak either.
     """
     differences = []
     for section, keys in METHODS.pick(c.method).settings.items():
@@ -333,7 +333,9 @@ def overruled(c: Config) -> list[str]:
         usual = type(settings)(**keys)
         for key in keys:
             value, of_method = getattr(settings, key), getattr(usual, key)
-            is_capacity = (section, key) == ("prune", "keep") and of_method != 1.0
+            is_capacity = (section, key) == ("prune", "keep") and (
+                of_method != 1.0 or c.plan.weak_below > 0
+            )
             is_capacity = is_capacity or value == AUTO
             if value != of_method and not is_capacity:
                 differences.append(
