@@ -13,7 +13,7 @@ from fedp3.experiment.assemble import Experiment
 from fedp3.planning.client_plans import layer_sets
 from fedp3.server.intervals import rare_layers
 from fedp3.server.recycling import recycled_count
-from fedp3.server.rounds import plans_for, run, run_round
+from fedp3.server.rounds import finish, plans_for, run, run_round
 from worlds import same
 
 from . import layer_references as layers
@@ -309,6 +309,19 @@ def test_weak_clients_take_fewer_steps_and_leave_the_lowest_layers_alone() -> No
         assert plan.full_layers == (("ffc",) if weak else ("fc1", "fc2", "ffc"))
         assert (costs[i].gflop < 0.3 * full[i].gflop) == weak
         assert (costs[i].peak_mb < full[i].peak_mb) == weak
+
+
+@pytest.mark.parametrize("rounds", [2, 3, 4])
+def test_p_of_the_finished_model_is_measured_after_an_update_of_all_layers(rounds: int) -> None:
+    """Wherever a cycle ends, P is that of FedAvg's probe of the same model."""
+    part, full = (
+        experiment(method, *more, f"run.rounds={rounds}")
+        for method, more in (("fedpart", CYCLE), ("fedavg", ()))
+    )
+    state, states = trained(part, rounds)
+    scored = finish(part.server, state, sequential(part.client, part.shards, states).execute)
+    plain = finish(full.server, state, sequential(full.client, full.shards, states).execute)
+    assert scored.P == plain.P and scored.G == plain.G
 
 
 # --------------------------------------------------------------------------- mistakes

@@ -241,7 +241,7 @@ def test_a_layer_that_is_averaged_seldom_may_stay_on_the_node_for_some_rounds(
 ) -> None:
     device = Device(tmp_path, "method=fedlama")
     full = device.experiment.first_plans[0]
-    sent_and_kept = replace(full.layers["fc2"], send="pruned", upload="none")
+    sent_and_kept = LayerPlan(upload="none")
     entries = {
         "received and stored": (sent_and_kept, True),
         "continued": (replace(sent_and_kept, send="none"), True),

@@ -94,6 +94,7 @@ def _show(experiment: "Experiment", title: str) -> None:
         terminal.line(_coded_down(experiment))
     if server.plan.turn(server.layers) > 1:
         _show_schedule(experiment)
+    _show_later_rounds(experiment)
     covered = ", ".join(f"{l} {len(clients)}" for l, clients in coverage(plans).items())
     when = " in some round" if server.plan.turn(server.layers) > 1 else ""
     terminal.line(f"clients that train and upload each layer{when}: {covered}")
@@ -119,6 +120,24 @@ def _coded_down(experiment: "Experiment") -> str:
         f"before; a client that missed many rounds is sent a copy, {min(copies):.2f} to "
         f"{max(copies):.2f} MB"
     )
+
+
+def _show_later_rounds(experiment: "Experiment") -> None:
+    """What later rounds leave out, where the server decides that from what it received."""
+    from fedp3.server.recycling import recycled_count
+
+    settings, layers = experiment.config.aggregate, experiment.server.layers
+    recycled = recycled_count(settings, layers)
+    if recycled:
+        terminal.line(
+            f"after the first round, {recycled} of {len(layers.layers)} layers are not uploaded in "
+            "each round: the server repeats their last change"
+        )
+    if settings.interval > 1:
+        terminal.line(
+            f"after {settings.interval} rounds, layers on which clients agree are sent and "
+            f"uploaded only once in {settings.interval} rounds"
+        )
 
 
 def _show_schedule(experiment: "Experiment") -> None:

@@ -204,13 +204,8 @@ def _wrong_intervals(c: Config) -> list[str]:
     overlap = c.devices.described and ROUND_ENDS.pick(c.devices.round_end).end is None
     reasons = {
         f"[aggregate] interval: {interval} rounds in which clients continue to train a layer need "
-        "full models; set [plan] layers to 'full', schedule to 'always', others to 'train' and "
-        "head to 'shared', and [prune] keep to 1.0": (
-            c.plan.layers != "full"
-            or c.plan.changes
-            or c.plan.others not in ("train", "noise")
-            or c.plan.head != "shared"
-            or c.prune.keep != 1.0
+        "full models; set [plan] layers to 'full', schedule to 'always' and head to 'shared'": (
+            c.plan.layers != "full" or c.plan.changes or c.plan.head != "shared"
         ),
         "[aggregate] interval: with [devices] round_end = 'buffered' rounds overlap; set 'wait' or "
         "'deadline'": overlap,
@@ -357,7 +352,7 @@ def overruled(c: Config) -> list[str]:
     """Settings of this config that differ from those of its method.
 
     The capacities of devices (`prune.keep`) describe the fleet, so that they do not count, unless
-    the method prunes nothing.
+    the method prunes nothing and they do not say who is weak either.
     """
     differences = []
     for section, keys in METHODS.pick(c.method).settings.items():
@@ -365,7 +360,9 @@ def overruled(c: Config) -> list[str]:
         usual = type(settings)(**keys)
         for key in keys:
             value, of_method = getattr(settings, key), getattr(usual, key)
-            is_capacity = (section, key) == ("prune", "keep") and of_method != 1.0
+            is_capacity = (section, key) == ("prune", "keep") and (
+                of_method != 1.0 or c.plan.weak_below > 0
+            )
             is_capacity = is_capacity or value == AUTO
             if value != of_method and not is_capacity:
                 differences.append(

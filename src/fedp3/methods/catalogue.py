@@ -252,7 +252,7 @@ _add(
 _add(
     "fedlama",
     "FedAvg, but layers on which clients agree are averaged less often (Lee et al., 2023)",
-    _with(FULL, plan={"others": "train"}, aggregate={"interval": 4}),
+    _with(FULL, aggregate={"interval": 4}),
 )
 _add(
     "cocofl",

@@ -162,16 +162,15 @@ def clashes(
     s: HookSettings, plan: PlanSettings, prune: PruneSettings, local: LocalSettings
 ) -> list[str]:
     """Hooks that cannot work together or with the rest of a config, each with the remedy."""
-    full = plan.layers == "full"
+    full = plan.layers == "full" and plan.schedule == "always"
     scaffold = s.exchange == "scaffold"
     needs_code = s.loss == "code" or s.exchange == "gaussians"
     widths = LOCAL_PRUNERS.pick(prune.local_pruner).by_units and prune.shrinks
     reasons = {
-        "[hooks] passes: 'own' keeps a full model on every client; set [plan] layers to 'full'": (
-            s.passes == "own" and not full
-        ),
-        "[hooks] exchange: 'scaffold' corrects full models; set [plan] layers to 'full' and head "
-        "to 'shared'": scaffold and not (full and plan.head == "shared"),
+        "[hooks] passes: 'own' keeps a full model on every client; set [plan] layers to 'full' and "
+        "schedule to 'always'": s.passes == "own" and not full,
+        "[hooks] exchange: 'scaffold' corrects full models; set [plan] layers to 'full', schedule "
+        "to 'always' and head to 'shared'": scaffold and not (full and plan.head == "shared"),
         "[hooks] exchange: 'scaffold' computes the mean gradient from the change of a client's "
         "weights; set [local] momentum to 0": scaffold and local.momentum > 0,
         "[hooks] exchange: 'scaffold' needs one pass over the full model; set [hooks] passes to "

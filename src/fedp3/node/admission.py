@@ -23,7 +23,7 @@ from fedp3.node.policy import Policy
 from fedp3.node.records import own_split
 from fedp3.node.refusal import RefusalCode, Refused
 from fedp3.planning.capacities import capacities
-from fedp3.planning.client_plans import client_plans, outside
+from fedp3.planning.client_plans import STORED, client_plans, outside, unscheduled
 from fedp3.planning.dispatch import scored_layer_plan
 from fedp3.planning.layer_sets import AUTO as AUTO_LAYERS
 from fedp3.planning.prune_settings import SELECTORS
@@ -171,7 +171,7 @@ def _impossible(config: Config, client: int, layers: LayerMap, task: Task) -> It
         if config.aggregate.recycle and planned == LayerPlan():
             allowed.append(rest)
         if config.aggregate.interval > 1:
-            allowed += [rest, *(replace(entry, send="none", keep=1.0) for entry in (planned, rest))]
+            allowed += [STORED, *(replace(entry, send="none") for entry in (planned, STORED))]
         if not any(_asks_no_more(p, other) for other in allowed):
             yield (
                 f"the plan of {l} (send {p.send}, keep {p.keep:g}, train {p.train}, upload "
@@ -196,7 +196,8 @@ def _expected_plan(config: Config, client: int, layers: LayerMap, task: Task) ->
             client, window_plans(layers, config.plan, window, max(shares, default=1.0))
         )
     keep, seed = _shares(config), config.run.seed
-    (plan,) = client_plans(config.plan, layers, keep, seed, task.t, [client])
+    settings = unscheduled(config.plan) if task.kind == "probe" else config.plan
+    (plan,) = client_plans(settings, layers, keep, seed, task.t, [client])
     return plan
 
 

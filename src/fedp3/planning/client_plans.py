@@ -109,6 +109,11 @@ class PlanSettings:
         return SCHEDULES.pick(self.schedule).turn(self, layers)
 
 
+def unscheduled(settings: PlanSettings) -> PlanSettings:
+    """The same settings without a schedule: every layer of L_i is due."""
+    return replace(settings, schedule="always")
+
+
 HEADS: Mapping[str, LayerPlan] = {
     "shared": LayerPlan(),
     "personal": LayerPlan(send="none", upload="none"),
@@ -124,6 +129,9 @@ OTHERS: Mapping[str, LayerPlan] = {
     "personal": LayerPlan(send="none", upload="none"),
     "skip": LayerPlan(send="skip", train=False, upload="none"),
 }
+
+
+STORED = LayerPlan(upload="none")  # a layer that a client trains, stores and uploads later
 
 
 def outside(settings: PlanSettings, share: float) -> LayerPlan:
@@ -201,6 +209,8 @@ def without_layers(
     left_out: Collection[Layer],
     settings: PlanSettings,
     keep: Sequence[float],
+    *,
+    stored: bool = False,
 ) -> Sequence[ClientPlan]:
     """The same plans, in which these layers are outside every L_i.
 
@@ -209,12 +219,14 @@ def without_layers(
         left_out: the layers that no client shall upload.
         settings: the run's `[plan]`.
         keep: for every client of the run, the share of a pruned layer that its device can hold.
+        stored: whether clients train these layers in full and store them for a later round, instead
+            of doing what `plan.others` says.
     """
     if not left_out:
         return plans
 
     def layer_plans(plan: ClientPlan) -> Mapping[Layer, LayerPlan]:
-        rest = outside(settings, keep[plan.client])
+        rest = STORED if stored else outside(settings, keep[plan.client])
         return {
             l: rest if l in left_out and p == LayerPlan() else p for l, p in plan.layers.items()
         }
@@ -238,8 +250,7 @@ def continuing_layers(
         return plans
     without = once_per_plan(
         lambda plan: {
-            l: replace(p, send="none", keep=1.0) if l in continued else p
-            for l, p in plan.layers.items()
+            l: replace(p, send="none") if l in continued else p for l, p in plan.layers.items()
         }
     )
     return [

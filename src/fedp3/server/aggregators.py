@@ -41,12 +41,15 @@ class NextRound:
 
     Args:
         left_out: layers that no client uploads, because the aggregator does without them.
+        stored: whether clients train these layers and store them, instead of doing what
+            `plan.others` says.
         continued: layers that are not sent to clients which took part in round `since`; these
             clients continue from where they left off.
         since: the last round that was aggregated.
     """
 
     left_out: frozenset[Layer] = frozenset()
+    stored: bool = False
     continued: frozenset[Layer] = frozenset()
     since: int = -1
 

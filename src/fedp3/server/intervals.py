@@ -57,6 +57,7 @@ def with_intervals(
         rare, place = frozenset(state["rare"]), state["rounds"] % phi
         return NextRound(
             left_out=rare if place < phi - 1 else frozenset(),
+            stored=True,
             continued=rare if place > 0 else frozenset(),
             since=state["last"],
         )

@@ -17,7 +17,12 @@ from fedp3.core.types import AcceptedUpdate, ClientPlan, Execute, Params, Reply,
 from fedp3.costs.traffic import exchange_bytes, traffic
 from fedp3.devices.clock import RoundClock, next_available
 from fedp3.devices.run_fleet import RunFleet, fleet_plans
-from fedp3.planning.client_plans import client_plans, continuing_layers, without_layers
+from fedp3.planning.client_plans import (
+    client_plans,
+    continuing_layers,
+    unscheduled,
+    without_layers,
+)
 from fedp3.planning.dispatch import dispatched_tasks, global_tasks, training_tasks
 from fedp3.planning.participation import eligible_clients, sample_clients
 from fedp3.planning.pruning import deal_units
@@ -153,7 +158,7 @@ def _separate_round(
     clients, start = _participants(context, t, ledger, state.clock)  # Alg. 1, l. 4
     plans = [fleet[i] for i in clients] if fleet is not None else _plans(context, t, clients)
     wanted = context.aggregator.next_round(state.aggregator)
-    asked = without_layers(plans, wanted.left_out, context.plan, context.keep)
+    asked = without_layers(plans, wanted.left_out, context.plan, context.keep, stored=wanted.stored)
     asked = continuing_layers(asked, wanted.continued, state.seen, wanted.since)
     dealt = deal_units(asked, spec.pruning.selector, len(clients))
     tasks = training_tasks(  # Alg. 1, ll. 5-6
@@ -274,7 +279,11 @@ def finish(
     clients = _eligible(context, state.t, ledger)
     if ledger is not None:
         ledger.charge(clients, state.t, released="probe")
-    probes = _dispatched(context, state, [everyone[i] for i in clients], probe=True)
+    # P must not depend on which layers happen to be due, so that it is measured after an update of
+    # all layers in L_i.
+    always = replace(context, plan=unscheduled(context.plan))
+    trained = plans_for(always, state.t)
+    probes = _dispatched(context, state, [trained[i] for i in clients], probe=True)
     return FinalEvaluation(G, D, P=accuracy(execute(probes)))
 
 
