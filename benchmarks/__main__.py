@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import around, bare, costs, devices, fleets, peers, private, tables
+from benchmarks import around, bare, codes, costs, devices, fleets, peers, private, tables
 from benchmarks.ratio import Work, compare, shown
 from fedp3.engines.in_process import sequential
 from fedp3.engines.process_pool import pool
@@ -141,6 +141,7 @@ ROWS: Mapping[str, Row] = {
     "W7 overhead besides training": overhead,
     **private.ROWS,
     **devices.ROWS,
+    **codes.ROWS,
     **costs.ROWS,
     "demo": demo,
 }

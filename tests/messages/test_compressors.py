@@ -82,14 +82,13 @@ def naive(name: str, change: Tensor, mask: Mask) -> list[float]:
             for j in row:
                 out[j] = scale * max(-7, min(7, round(flat[j] / scale))) if scale else 0.0
         else:
-            present = [size for size in sizes if size > 0]
-            if not present:
+            if not any(sizes):
                 continue
-            least = TERNARY_THRESHOLD * sum(present) / len(present)
-            sent = [size for size in sizes if size > least]
+            least = TERNARY_THRESHOLD * sum(size * size for size in sizes) / sum(sizes)
+            sent = [size for size in sizes if size >= least]
             scale = half(sum(sent) / len(sent))
             for j in row:
-                out[j] = math.copysign(scale, flat[j]) if abs(flat[j]) > least else 0.0
+                out[j] = math.copysign(scale, flat[j]) if abs(flat[j]) >= least else 0.0
     return out
 
 

@@ -142,8 +142,7 @@ def pack(
     """
     if COMPRESSORS.pick(settings.compress) is None:
         return PackedUpload(tensors=tensors, scales={}, residual={})
-    # Copies, so that the states of earlier rounds stay as they are.
-    residual = {n: w.clone() for n, w in state.items() if n.startswith(RESIDUAL)}
+    residual: dict[str, Tensor] = {}
     packed: dict[str, Tensor] = {}
     scales: dict[str, Tensor] = {}
     rng = stream(seed, Stream.COMPRESS, task.t, task.plan.client)
@@ -153,15 +152,18 @@ def pack(
             packed[n] = tensors[n]
             continue
         change = tensors[n] - _sent_by_server(n, task, layers.shapes[n])
-        error = residual.get(f"{RESIDUAL}{n}") if compressor.feedback else None
+        error = state.get(f"{RESIDUAL}{n}") if compressor.feedback else None
         if error is not None:
-            change = change + error
+            change += error
         packed[n], scale = pack_tensor(change, mask, compressor, settings.share, rng)
         if scale is not None:
             scales[f"{SCALE}{n}"] = scale
         if compressor.feedback:
-            left_out = change - value_of(packed[n], scale)
+            left_out = change.sub_(value_of(packed[n], scale))
             residual[f"{RESIDUAL}{n}"] = _where_exchanged(left_out, mask, error)
+    for n, w in state.items():
+        if n.startswith(RESIDUAL) and n not in residual:
+            residual[n] = w.clone()  # two states of a client are stored without sharing tensors
     return PackedUpload(tensors=packed, scales=scales, residual=residual)
 
 
@@ -180,6 +182,7 @@ def unpack(
     layers: LayerMap,
     unfed_columns: str,
     settings: UploadSettings,
+    started_from: Params | None = None,
 ) -> Params:
     """Decompress an upload: full-shaped tensors, zero at coordinates that were not uploaded.
 
@@ -190,6 +193,7 @@ def unpack(
         layers: the model's layers.
         unfed_columns: the run's `prune.unfed_columns`.
         settings: the run's compression.
+        started_from: weights to which a change is added instead of those that were sent.
     """
     if COMPRESSORS.pick(settings.compress) is None:
         return tensors
@@ -198,8 +202,11 @@ def unpack(
         if compressor_of(n, layers, settings) is None:
             unpacked[n] = tensors[n]
             continue
+        sent = _sent_by_server(n, task, layers.shapes[n])
+        if started_from is not None and n in task.weights:
+            sent = started_from[n]
         change = value_of(tensors[n], extra.get(f"{SCALE}{n}"))
-        unpacked[n] = M.zero_pruned(_sent_by_server(n, task, layers.shapes[n]) + change, mask)
+        unpacked[n] = M.zero_pruned(change.add_(sent), mask)
     return unpacked
 
 

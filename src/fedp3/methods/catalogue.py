@@ -118,10 +118,12 @@ _add(
 )
 _add(
     "fedp3-paced",
-    "FedP3 over time: small layers in every round, large ones in turn, the rest frozen",
+    "FedP3 over time: small layers in every round, large ones in turn; coded changes both ways",
     {
         "plan": {"layers": "full", "schedule": "paced", "others": "freeze"},
         "prune": {"keep": 1.0},
+        "upload": {"compress": "ternary", "entropy": True},
+        "download": {"compress": "ternary", "entropy": True},
     },
 )
 _add("fedavg", "the full model down and up, weighted by examples (McMahan et al., 2017)", FULL)

@@ -79,6 +79,7 @@ def admit(
     examples: Mapping[int, int],
     extra: Params,
     result: GateResult,
+    started_from: Params | None = None,
 ) -> Iterator[AcceptedUpdate]:
     """The updates that count, unpacked, in client order and as early as that order allows.
 
@@ -89,13 +90,17 @@ def admit(
         examples: the number of training samples that each client registered.
         extra: the tensors of the method's exchange on the server.
         result: is filled with who was accepted, rejected and late.
+        started_from: weights to which coded changes are added instead of those that were sent.
     """
     tasks_by_client = {task.plan.client: task for task in tasks}
     for accepted in _in_client_order(replies, tasks_by_client, spec, examples, extra, result):
         update = accepted.update
         task = tasks_by_client[accepted.client]
         unfed = spec.pruning.unfed_columns
-        tensors = unpack(update.tensors, update.extra, task, spec.layers, unfed, spec.compression)
+        tensors = unpack(
+            *(update.tensors, update.extra, task, spec.layers, unfed, spec.compression),
+            started_from,
+        )
         # a finite integer times a finite scale can be infinite
         if tensors is not update.tensors and not all_finite(tensors):
             text = f"what its compressed upload stands for {NOT_FINITE}"
@@ -306,7 +311,8 @@ def _wrong_metrics(update: ClientUpdate) -> Rejection | None:
 
 def all_finite(tensors: Params) -> bool:
     """Whether no tensor holds NaN or infinity."""
-    return all(bool(w.isfinite().all()) for w in tensors.values())
+    # A sum is faster; it is not finite only if a number is not, or if it overflows.
+    return all(math.isfinite(float(w.sum())) or bool(w.isfinite().all()) for w in tensors.values())
 
 
 def _surely_finite(updates: Iterable[Params]) -> bool:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from fedp3.core.types import AcceptedUpdate, Params, RejectionCode, Task
 from fedp3.costs.traffic import traffic
+from fedp3.messages.compression import compressor_of
 from fedp3.messages.versions import Published, download_of, publish, with_holders
 from fedp3.server.context import ServerContext, ServerState
 from fedp3.server.gate import GateResult
@@ -39,17 +40,22 @@ def with_downloads(context: ServerContext, state: ServerState, tasks: list[Task]
 def against_weights(
     updates: Iterable[AcceptedUpdate], state: ServerState, context: ServerContext
 ) -> Iterator[AcceptedUpdate]:
-    """The updates as if clients had started from W: W + (W_i - R)."""
+    """The updates as if clients had started from W: W + (W_i - R).
+
+    Coded changes were added to W already.
+    """
     if state.published is None:
         yield from updates
         return
-    R, layers = state.published.R, context.layers
+    R, layers, coding = state.published.R, context.layers, context.spec.compression
     for accepted in updates:
         tensors = dict(accepted.update.tensors)
         for l in accepted.plan.uploaded:
-            if accepted.plan.layers[l].send in ("dense", "pruned"):
-                for n in layers.layers[l]:
-                    tensors[n] = state.W[n] + (tensors[n] - R[n])
+            if accepted.plan.layers[l].send not in ("dense", "pruned"):
+                continue
+            for n in layers.layers[l]:
+                if compressor_of(n, layers, coding) is None:
+                    tensors[n] = (tensors[n] - R[n]).add_(state.W[n])
         yield replace(accepted, update=replace(accepted.update, tensors=tensors))
 
 

@@ -332,7 +332,10 @@ def _advance(
     next model overflows follows from its noised values.
     """
     result = GateResult()
-    updates = admit(replies, tasks, context.spec, context.examples, state.extra, result)
+    started_from = None if state.published is None else state.W
+    updates = admit(
+        *(replies, tasks, context.spec, context.examples, state.extra, result), started_from
+    )
     started_alike = against_weights(moved(updates, state), state, context)
     W, aggregator_state = _aggregate(context, state, started_alike)
     for _ in updates:  # an aggregator may stop early; the gate must see every reply
