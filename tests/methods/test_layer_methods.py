@@ -2,15 +2,18 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import pytest
 import torch
 
 from fedp3.core.errors import ConfigError
 from fedp3.core.types import Reply, Task
+from fedp3.engines.base import States
 from fedp3.engines.in_process import sequential
 from fedp3.experiment.assemble import Experiment
 from fedp3.planning.client_plans import layer_sets
+from fedp3.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedp3.server.intervals import rare_layers
 from fedp3.server.recycling import recycled_count
 from fedp3.server.rounds import finish, plans_for, run, run_round
@@ -18,7 +21,7 @@ from worlds import same
 
 from . import layer_references as layers
 from . import reference as ref
-from .fleet import bench, experiment, trained
+from .fleet import bench, experiment, trained, with_rounds
 from .test_references import KEEP, KEEPS, close
 
 ROUNDS = 5
@@ -279,6 +282,29 @@ def test_a_client_that_missed_a_round_is_sent_a_copy_of_rare_layers() -> None:
     assert all(names == everything for names in sent[3].values())
     assert sent[4][1] == everything and sent[4][0] < everything, "client 1 has nothing to continue"
     assert sent[5][1] == sent[5][0] == sent[4][0]
+
+
+@pytest.mark.parametrize(
+    ("method", "override"),
+    [("fedlama", "aggregate.interval=3"), ("fedluar", "aggregate.recycle=0.5")],
+)
+def test_a_run_that_stops_where_layers_are_left_out_resumes_to_the_same_bits(
+    method: str, override: str, tmp_path: Path
+) -> None:
+    e = experiment(method, override)
+    straight, _ = trained(e, 7)
+    half, states = trained(e, 4)
+    wanted = e.server.aggregator.next_round(half.aggregator)
+    assert wanted.left_out, "stopped in the middle"
+    assert wanted.continued == (wanted.left_out if method == "fedlama" else frozenset())
+    (tmp_path / "checkpoint").mkdir()
+    save_checkpoint(tmp_path, Checkpoint(half, states.by_client), "digest")
+    checkpoint, broken = load_checkpoint(tmp_path, "digest")
+    assert checkpoint is not None and not broken
+    stored = States({i: dict(rounds) for i, rounds in checkpoint.clients.items()})
+    engine = sequential(e.client, e.shards, stored)
+    *_, (resumed, _) = run(with_rounds(e.server, 7), checkpoint.state, engine.execute)
+    assert same(resumed.W, straight.W)
 
 
 def test_participants_stay_for_an_interval() -> None:

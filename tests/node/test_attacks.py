@@ -27,8 +27,8 @@ from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.messages.codec import decode_update, encode_task
 from fedp3.node.context import Request
 from fedp3.node.records import read_marks
-from fedp3.planning.client_plans import without_layers
 from fedp3.planning.dispatch import dispatch, global_tasks, training_tasks
+from fedp3.planning.revised_plans import without_layers
 from fedp3.privacy.ledger import read
 from fedp3.privacy.mechanism import mechanism_of
 from fedp3.privacy.settings import Mechanism

@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from fedp3.core.types import LayerMap
 from fedp3.models.layer_map import layer_map
 from fedp3.models.zoo import ModelSettings, ModelSpec, build
-from fedp3.planning.client_plans import PlanSettings, client_plans, layer_sets, without_layers
+from fedp3.planning.client_plans import PlanSettings, client_plans, layer_sets
 from fedp3.planning.coverage import coverage
+from fedp3.planning.revised_plans import without_layers
 from fedp3.planning.schedules import SCHEDULES, paced_slots
 
 from .layer_maps import deep, depths, fleets, seeds

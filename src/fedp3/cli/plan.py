@@ -148,15 +148,22 @@ def _show_schedule(experiment: "Experiment") -> None:
     costs = ("mb_down", "mb_up", "gflop")
     columns = {"rounds": "left", "layers that are trained and uploaded": "left"}
     columns |= dict.fromkeys(("MB down", "MB up", "GFLOP"), "right")
+    always = [l for l, n in found[0].clients.items() if all(s.clients.get(l) == n for s in found)]
     rows = []
     for s in found:
         rounds = f"{s.first}" if s.first == s.last else f"{s.first}-{s.last}"
-        shown = [l if n == clients else f"{l} ({n} of {clients})" for l, n in s.clients.items()]
+        shown = [
+            l if n == clients else f"{l} ({n} of {clients})"
+            for l, n in s.clients.items()
+            if l not in always
+        ]
         rows.append([rounds, " ".join(shown) or "-", *(f"{getattr(s, c):.2f}" for c in costs)])
     rows.append(["mean", "", *(f"{mean_of(found, c):.2f}" for c in costs)])
     turn = experiment.server.plan.turn(experiment.server.layers)
     title = f"the schedule {experiment.server.plan.schedule!r}, which repeats after {turn} rounds"
     terminal.table(columns, rows, title=f"{title}; costs of a round, mean of clients")
+    if always:
+        terminal.line(f"in every round also: {' '.join(always)}")
 
 
 def _show_client_privacy(p: Mapping[str, Any]) -> None:
@@ -200,7 +207,8 @@ def _roles(plans: "Sequence[ClientPlan]") -> list[str]:
         for l, p in plan.layers.items():
             if l not in plan.full_layers:
                 trained = "trained" if p.train else "frozen"
-                others[f"{SENT[p.send]}, {trained}, {UPLOADED[p.upload]}"] = None
+                sent = "dense" if p.send == "pruned" and p.keep == 1 else p.send
+                others[f"{SENT[sent]}, {trained}, {UPLOADED[p.upload]}"] = None
     lines = ["layers in L_i are sent dense, trained and uploaded"] if has_full else []
     if others:
         subject = "the other layers are" if has_full else "every layer is"

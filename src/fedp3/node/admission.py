@@ -23,10 +23,11 @@ from fedp3.node.policy import Policy
 from fedp3.node.records import own_split
 from fedp3.node.refusal import RefusalCode, Refused
 from fedp3.planning.capacities import capacities
-from fedp3.planning.client_plans import STORED, client_plans, outside, unscheduled
+from fedp3.planning.client_plans import client_plans, outside, unscheduled
 from fedp3.planning.dispatch import scored_layer_plan
 from fedp3.planning.layer_sets import AUTO as AUTO_LAYERS
 from fedp3.planning.prune_settings import SELECTORS
+from fedp3.planning.revised_plans import STORED
 from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.requirements import NOISE_MULTIPLIERS
 from fedp3.privacy.settings import AUTO, Mechanism, PrivacySettings

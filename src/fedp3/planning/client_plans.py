@@ -1,7 +1,7 @@
 """Client plans: what each client is sent, trains and uploads of each layer (Alg. 1, l. 2)."""
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Annotated, Literal
@@ -10,7 +10,6 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from fedp3.core.errors import PlanError
-from fedp3.core.memo import once_per_plan
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.registry import NameIn
 from fedp3.core.settings import STRICT, Share
@@ -131,9 +130,6 @@ OTHERS: Mapping[str, LayerPlan] = {
 }
 
 
-STORED = LayerPlan(upload="none")  # a layer that a client trains, stores and uploads later
-
-
 def outside(settings: PlanSettings, share: float) -> LayerPlan:
     """The plan of a layer outside L_i at a device that can hold this share of it."""
     other = OTHERS[settings.others]
@@ -202,61 +198,6 @@ def client_plans(
     sets = layer_sets(settings, layers, len(keep), seed, t)
     chosen = range(len(keep)) if clients is None else clients
     return tuple(ClientPlan(i, layer_plans(sets[i], keep[i]), steps=steps(keep[i])) for i in chosen)
-
-
-def without_layers(
-    plans: Sequence[ClientPlan],
-    left_out: Collection[Layer],
-    settings: PlanSettings,
-    keep: Sequence[float],
-    *,
-    stored: bool = False,
-) -> Sequence[ClientPlan]:
-    """The same plans, in which these layers are outside every L_i.
-
-    Args:
-        plans: the plans of a round.
-        left_out: the layers that no client shall upload.
-        settings: the run's `[plan]`.
-        keep: for every client of the run, the share of a pruned layer that its device can hold.
-        stored: whether clients train these layers in full and store them for a later round, instead
-            of doing what `plan.others` says.
-    """
-    if not left_out:
-        return plans
-
-    def layer_plans(plan: ClientPlan) -> Mapping[Layer, LayerPlan]:
-        rest = STORED if stored else outside(settings, keep[plan.client])
-        return {
-            l: rest if l in left_out and p == LayerPlan() else p for l, p in plan.layers.items()
-        }
-
-    rests = once_per_plan(layer_plans, lambda plan: keep[plan.client])
-    return [replace(plan, layers=rests(plan)) for plan in plans]
-
-
-def continuing_layers(
-    plans: Sequence[ClientPlan], continued: Collection[Layer], seen: Mapping[int, int], since: int
-) -> Sequence[ClientPlan]:
-    """The same plans, in which these layers are not sent to clients that have them.
-
-    Args:
-        plans: the plans of a round.
-        continued: the layers that a client continues to train from where it left off.
-        seen: for each client the last round in which its update was accepted.
-        since: the round after which a client has these layers; others are sent a copy.
-    """
-    if not continued:
-        return plans
-    without = once_per_plan(
-        lambda plan: {
-            l: replace(p, send="none") if l in continued else p for l, p in plan.layers.items()
-        }
-    )
-    return [
-        replace(plan, layers=without(plan)) if seen.get(plan.client, -1) == since else plan
-        for plan in plans
-    ]
 
 
 def _upper_layers(layers: LayerMap, share: float) -> set[Layer]:

@@ -17,15 +17,11 @@ from fedp3.core.types import AcceptedUpdate, ClientPlan, Execute, Params, Reply,
 from fedp3.costs.traffic import exchange_bytes, traffic
 from fedp3.devices.clock import RoundClock, next_available
 from fedp3.devices.run_fleet import RunFleet, fleet_plans
-from fedp3.planning.client_plans import (
-    client_plans,
-    continuing_layers,
-    unscheduled,
-    without_layers,
-)
+from fedp3.planning.client_plans import client_plans, unscheduled
 from fedp3.planning.dispatch import dispatched_tasks, global_tasks, training_tasks
 from fedp3.planning.participation import eligible_clients, sample_clients
 from fedp3.planning.pruning import deal_units
+from fedp3.planning.revised_plans import continuing_layers, without_layers
 from fedp3.privacy.client_level.budget import EVERYBODY
 from fedp3.privacy.client_level.mechanism import poisson_clients
 from fedp3.privacy.ledger import Ledger
