@@ -22,7 +22,6 @@ from fedp3.experiment.assemble import assemble
 from fedp3.report import compare, draw_labels, write_figures, write_report
 from fedp3.report import text as words
 from fedp3.report.charts import figures, thin
-from fedp3.report.comparison import at_mb
 from fedp3.report.grids import Cell, Grid, label_grid, plan_grid
 from fedp3.report.runs import Point, Stat, load_runs
 from fedp3.report.svg import grid_picture, grid_tips, line_tips, mesh, ticks
@@ -434,21 +433,6 @@ def test_a_score_at_a_budget_is_over_all_seeds_or_not_there(tmp_path: Path) -> N
     assert compare([tmp_path / "a", short])[0]["G_at_mb"] is None, (
         "seed 0 alone would say something else"
     )
-
-
-@given(
-    st.lists(st.tuples(st.floats(0.1, 9), st.floats(0, 1)), min_size=1, max_size=6),
-    st.floats(0, 40),
-)
-def test_reading_a_curve_at_a_budget_is_linear_interpolation(
-    steps: list[tuple[float, float]], budget: float
-) -> None:
-    xs, ys = np.cumsum([s for s, _ in steps]), [y for _, y in steps]
-    got = at_mb([(t, float(x), y) for t, (x, y) in enumerate(zip(xs, ys, strict=True))], budget)
-    if xs[0] <= budget <= xs[-1]:
-        assert got == pytest.approx(np.interp(budget, xs, ys))
-    else:
-        assert got is None
 
 
 def test_names_are_the_shortest_ends_that_differ(tmp_path: Path) -> None:

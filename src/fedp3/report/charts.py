@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 
 from fedp3.report import text
 from fedp3.report.clock import (
-    Target,
-    choose_target,
     has_clock,
     joules,
     score_by_energy,
@@ -32,6 +30,7 @@ from fedp3.report.runs import (
     score_by_mb,
     score_curve,
 )
+from fedp3.report.targets import Target, choose_target
 
 MOST_POINTS = 240  # points of one line; more cannot be distinguished on a screen
 GREY = -1

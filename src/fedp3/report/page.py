@@ -19,12 +19,12 @@ from fedp3.core.errors import RunError
 from fedp3.core.files import write_atomic
 from fedp3.report import text
 from fedp3.report.charts import Figure, figures
-from fedp3.report.clock_table import clock_table
 from fedp3.report.comparison import compare_runs, shown_epsilons
 from fedp3.report.device_panel import device_panel
 from fedp3.report.panels import run_panel
 from fedp3.report.runs import Json, Run, load_runs
 from fedp3.report.svg import line_chart, line_tips
+from fedp3.report.target_table import target_table
 
 # Width and height of a chart: two panels side by side, or three in a comparison.
 WIDE = dict.fromkeys(("accuracy", "loss", "bytes", "accuracy-per-mb"), (560, 320))
@@ -110,7 +110,7 @@ def render(runs: Sequence[Run], target: float | None = None) -> str:
         runs=panels,
         devices=[device_panel(run, i, tips) for i, run in enumerate(runs)],
         charts=charts,
-        clock=clock_table(rows),
+        clock=target_table(rows),
         clock_charts=clock_charts,
         columns=_columns(rows, epsilons),
         rows=[_cells(row, epsilons) for row in rows],
