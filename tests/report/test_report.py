@@ -481,8 +481,8 @@ def test_a_page_is_complete_and_requests_nothing(tmp_path: Path) -> None:
     assert [name for name, _ in page.tags if name == "h1"] == ["h1"]
     svgs = re.findall(r"<svg.*?</svg>", html, re.S)
     assert (
-        len(svgs) == len(page.all("svg")) == 11
-    )  # G, D, P, loss, down, up, per MB; plan and labels of each
+        len(svgs) == len(page.all("svg")) == 2 * 11
+    )  # G, D, P, loss, down, up, per MB; plan and labels of each; for wide and narrow screens
     assert all(len(ET.fromstring(s).attrib["aria-label"]) > 10 for s in svgs)
 
 

@@ -42,7 +42,7 @@ def score_by_time(kind: str, unit: float = 1.0) -> Callable[[Seed], Curve]:
     return lambda seed: [
         (event["round"], clock["ended"] / unit, event[kind]["mean"])
         for event, clock in clocks(seed)
-        if event[kind]
+        if event.get(kind)
     ]
 
 
@@ -58,7 +58,7 @@ def score_by_energy(kind: str, unit: float = 1.0) -> Callable[[Seed], Curve]:
             if clock["joules"] is None:
                 break
             spent += clock["joules"]
-            if event[kind]:
+            if event.get(kind):
                 points.append((event["round"], spent / unit, event[kind]["mean"]))
         return points
 

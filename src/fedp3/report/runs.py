@@ -19,7 +19,9 @@ KINDS: Mapping[str, str] = {
     "G": "server model",
     "D": "as dispatched",
     "P": "after one local update",
+    "C": "server model on the data set's own test part",
 }
+ALWAYS = ("G", "D", "P")  # every run has these; C needs a data set with a test part of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,17 +133,17 @@ def _read(folder: Path) -> Seed:
 
 
 def score(seed: Seed, kind: str) -> Json | None:
-    """The final G, D or P; for an unfinished run, that of its last evaluation."""
+    """The final G, D, P or C; for an unfinished run, that of its last evaluation."""
     final = seed.result.get("final", {}).get(kind)
-    return final or next((e[kind] for e in reversed(seed.events) if e[kind]), None)
+    return final or next((e[kind] for e in reversed(seed.events) if e.get(kind)), None)
 
 
 def score_curve(kind: str, field: str = "mean") -> Callable[[Seed], Curve]:
-    """A function that reads one field of G, D or P from a run, as a curve over its rounds."""
+    """A function that reads one field of G, D, P or C from a run, as a curve over its rounds."""
     return lambda seed: [
         (e["round"], e["round"], e[kind][field])
         for e in seed.events
-        if e[kind] and e[kind][field] is not None
+        if e.get(kind) and e[kind].get(field) is not None
     ]
 
 
@@ -166,13 +168,13 @@ def dense_curve(way: str) -> Callable[[Seed], Curve]:
 
 
 def score_by_mb(kind: str) -> Callable[[Seed], Curve]:
-    """G, D or P by the MB sent so far, up and down together."""
+    """G, D, P or C by the MB sent so far, up and down together."""
 
     def curve(seed: Seed) -> Curve:
         sent, points = 0.0, []
         for e in seed.events:
             sent += (e["bytes_up"] + e["bytes_down"]) / 1e6
-            if e[kind]:
+            if e.get(kind):
                 points.append((e["round"], sent, e[kind]["mean"]))
         return points
 
@@ -282,7 +284,7 @@ def final(run: Run, kind: str, field: str = "mean", last: int = 1) -> Stat | Non
 
     Args:
         run: the run.
-        kind: G, D or P.
+        kind: G, D, P or C.
         field: the field of the score, such as "mean" or "worst".
         last: with more than 1, average this many last evaluations of each seed instead.
     """
@@ -290,7 +292,17 @@ def final(run: Run, kind: str, field: str = "mean", last: int = 1) -> Stat | Non
         ends = ([y for _, _, y in score_curve(kind, field)(seed)][-last:] for seed in run.seeds)
         return stat(statistics.fmean(ys) for ys in ends if ys)
     scores = (score(seed, kind) for seed in run.seeds)
-    return stat(s[field] for s in scores if s)
+    return stat(s.get(field) for s in scores if s)
+
+
+def kinds_of(rows: Sequence[Json]) -> list[str]:
+    """The kinds of scores that these rows of a comparison have."""
+    return [k for k in KINDS if k in ALWAYS or any(row[k] is not None for row in rows)]
+
+
+def shown_kinds(runs: Sequence[Run]) -> list[str]:
+    """The kinds of scores that these runs have."""
+    return [k for k in KINDS if k in ALWAYS or any(final(run, k) is not None for run in runs)]
 
 
 def moved(run: Run, way: str) -> tuple[Stat | None, float | None]:
