@@ -90,12 +90,11 @@ def compare(
     Differences are paired by seed, so that runs need three or more seeds in common for a verdict
     (fedp3 sweep --seeds 3).  The budgets are by default the largest that all runs have reached.
 
-    Examples:
-        fedp3 compare sweeps/a/*
+    Example: fedp3 compare sweeps/a/*
 
-        fedp3 compare sweeps/a/* --at-mb 50 --against fedavg
+    Example: fedp3 compare sweeps/a/* --at-mb 50 --against fedavg
 
-        fedp3 compare runs/a runs/b --target 0.9
+    Example: fedp3 compare runs/a runs/b --target 0.9
     """
     from fedp3.report.answers import answers, as_row
     from fedp3.report.comparison import compare_runs

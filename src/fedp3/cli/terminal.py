@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from fedp3.server.context import RoundRecord
 
 SIMULATED = {"seeded": ", simulation only: whoever knows run.seed can remove the noise"}
-GAP = 3  # columns between two cells of a table
+GAP, EDGES = 3, 2  # columns between two cells of a table, and left and right of it
 WIDE = 200  # columns of output that does not go to a terminal, so that nothing is shortened
 out = Console() if sys.stdout.isatty() else Console(width=WIDE)
 err = Console(stderr=True)
@@ -53,40 +53,42 @@ def table(
     """
     if title is not None:
         out.print(f"\n{title}", style="bold", highlight=False, markup=False, soft_wrap=True)
-    for names in _parts(columns, rows, out.width):
+    needed = {
+        name: max([cell_len(name), *(_needed(row[k], side, k) for row in rows)])
+        for k, (name, side) in enumerate(columns.items())
+    }
+    for names in _parts(needed, out.width):
         shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
         indices = [list(columns).index(name) for name in names]
         for name in names:
-            side = columns[name]
             shown.add_column(
                 escape(name),
-                justify=side,  # type: ignore[arg-type]
-                no_wrap=side == "right" or name == names[0],
+                justify=columns[name],  # type: ignore[arg-type]
+                no_wrap=columns[name] == "right" or name == names[0],
+                min_width=needed[name],
                 overflow="fold",
             )
         for row in rows:
             # a folder may be called runs/x[1]
             shown.add_row(*(escape(row[index]) for index in indices))
-        out.print(shown)
+        out.print(shown, crop=False)
 
 
-def _parts(
-    columns: Mapping[str, str], rows: Sequence[Sequence[str]], width: int
-) -> list[list[str]]:
+def _parts(needed: Mapping[str, int], width: int) -> list[list[str]]:
     """The columns of a table in parts that fit into the terminal, each with the first column.
 
-    Numbers and the first column are never cut.  Other texts may be wrapped at words.
+    A part whose two columns do not fit is wider than the terminal: nothing is ever cut.
+
+    Args:
+        needed: the least width of each column.
+        width: the width of the terminal.
     """
-    needed = {
-        name: max(cell_len(name), *(_needed(row[k], side, k) for row in rows)) if rows else 0
-        for k, (name, side) in enumerate(columns.items())
-    }
-    first, *others = columns
-    parts, used = [[first]], needed[first]
+    first, *others = needed
+    parts, used = [[first]], EDGES + needed[first]
     for name in others:
         if len(parts[-1]) > 1 and used + GAP + needed[name] > width:
             parts.append([first])
-            used = needed[first]
+            used = EDGES + needed[first]
         parts[-1].append(name)
         used += GAP + needed[name]
     return parts
