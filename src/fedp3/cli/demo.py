@@ -44,6 +44,8 @@ def demo(
     from fedp3 import config
     from fedp3.report import write_report
 
+    if out.is_file():
+        raise InputError(f"{out} is a file; choose a folder with --out")
     runs = {name: config.parse({"method": name}, SETTINGS) for name in METHODS}
     for name, settings in runs.items():
         _check_replaceable(out / name, settings)

@@ -16,7 +16,7 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedp3.core.errors import RunError
+from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import write_atomic
 from fedp3.report.answers import answers
 from fedp3.report.charts import Figure, figures
@@ -61,6 +61,8 @@ def write_report(
     """
     runs = load_runs(folders)
     path = Path(out) if out is not None else runs[0].folder / "report.html"
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name the page to write, as in {path}/report.html")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
