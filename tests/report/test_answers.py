@@ -155,10 +155,18 @@ def test_reading_a_curve_at_a_budget_is_linear_interpolation(
 
 @given(st.lists(SCORES, max_size=8), st.integers(1, 4))
 def test_smoothing_averages_the_last_evaluations_up_to_each(ys: list[float], last: int) -> None:
-    got = smoothed([(t, float(t), y) for t, y in enumerate(ys)], last)
+    curve = [(t, float(t), y) for t, y in enumerate(ys, 1)]
+    got = smoothed(curve, last)
     for k, (t, x, y) in enumerate(got):
         before = [ys[j] for j in range(k + 1) if j > k - last]
-        assert (t, x) == (k, k) and y == pytest.approx(sum(before) / len(before))
+        assert (t, x) == (k + 1, k + 1) and y == pytest.approx(sum(before) / len(before))
+    assert smoothed([(0, 0.0, 0.1), *curve], last) == [(0, 0.0, 0.1), *got]
+
+
+def test_a_run_that_costs_nothing_has_its_last_score_at_every_budget() -> None:
+    assert value_at([(1, 0.0, 0.2), (2, 0.0, 0.3)], 7.0) == 0.3
+    assert value_at([(0, 0.0, 0.2)], 7.0) is None, "it has not trained yet"
+    assert value_at([(0, 0.0, 0.2), (4, 8.0, 0.6)], 2.0) == pytest.approx(0.3)
 
 
 @pytest.mark.parametrize("axis", AXES)

@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import fedp3
 from fedp3 import config
 from fedp3.core.errors import InputError
 from fedp3.engines.catalogue import make_engine
@@ -569,6 +572,29 @@ def test_a_partition_is_drawn(tmp_path: Path) -> None:
     assert path == tmp_path / "new" / "p.png" and path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match="clients x classes"):
         draw_labels(np.zeros(3), tmp_path / "q.png")
+
+
+def test_curves_begin_with_the_scores_before_the_first_round(tmp_path: Path) -> None:
+    x, y = torch.randn(90, 6), torch.arange(90) % 3
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    fedp3.run(
+        net,
+        (x, y),
+        out=tmp_path / "run",
+        partition={"kind": "iid", "clients": 4},
+        local={"lr": 1e-30, "steps": 1},  # which changes no weight
+        run={"rounds": 2, "eval_every": 1},
+        method="fedavg",
+    )
+    (run,) = load_runs([tmp_path / "run"])
+    first = run.seeds[0].events[0]
+    assert run.seeds[0].initial["G"]["clients"] == first["G"]["clients"]
+    for name in ("accuracy", "accuracy-per-mb"):
+        figure = next(f for f in figures([run]) if f.name == name)
+        G, D, P = (s.points for s in figure.panels[0].series[:3])
+        assert (G[0].round, G[0].x) == (D[0].round, D[0].x) == (0, 0.0)
+        assert G[0].y == first["G"]["mean"] and P[0].round == 1, "P needs a local update"
+    assert compare([tmp_path / "run"], last=9)[0]["G"] == pytest.approx(first["G"]["mean"])
 
 
 def test_a_real_run_is_reported_as_it_was(tmp_path: Path) -> None:

@@ -34,8 +34,8 @@ def value_at(curve: Curve, x: float) -> float | None:
     """
     if not curve:
         return None
-    _, end, last_value = curve[-1]
-    if end == 0:
+    rounds, end, last_value = curve[-1]
+    if end == 0 and rounds > 0:
         return last_value
     for (_, x0, y0), (_, x1, y1) in pairwise(curve):
         if x0 <= x <= x1:
@@ -44,10 +44,15 @@ def value_at(curve: Curve, x: float) -> float | None:
 
 
 def smoothed(curve: Curve, last: int) -> Curve:
-    """Every value replaced by the mean of it and those before it, `last` in all."""
-    return [
-        (t, x, fmean(y for _, _, y in curve[max(0, k + 1 - last) : k + 1]))
-        for k, (t, x, _) in enumerate(curve)
+    """Every value replaced by the mean of it and those before it, `last` in all.
+
+    The value before the first round is averaged with none.
+    """
+    first = [point for point in curve if point[0] == 0]
+    trained = curve[len(first) :]
+    return first + [
+        (t, x, fmean(y for _, _, y in trained[max(0, k + 1 - last) : k + 1]))
+        for k, (t, x, _) in enumerate(trained)
     ]
 
 

@@ -6,7 +6,7 @@ without one.
 
 from collections.abc import Callable
 
-from fedp3.report.runs import Curve, Json, Run, Seed
+from fedp3.report.runs import Curve, Json, Run, Seed, start
 
 
 def has_clock(run: Run) -> bool:
@@ -40,9 +40,12 @@ def joules(seed: Seed) -> float | None:
 def score_by_time(kind: str, unit: float = 1.0) -> Callable[[Seed], Curve]:
     """G, D or P by the virtual time at the end of the round, in units of so many seconds."""
     return lambda seed: [
-        (event["round"], clock["ended"] / unit, event[kind]["mean"])
-        for event, clock in clocks(seed)
-        if event.get(kind)
+        *(start(seed, kind) if clocks(seed) else ()),
+        *(
+            (event["round"], clock["ended"] / unit, event[kind]["mean"])
+            for event, clock in clocks(seed)
+            if event.get(kind)
+        ),
     ]
 
 
@@ -53,8 +56,10 @@ def score_by_energy(kind: str, unit: float = 1.0) -> Callable[[Seed], Curve]:
     """
 
     def curve(seed: Seed) -> Curve:
-        spent, points = 0.0, []
-        for event, clock in clocks(seed):
+        timed = clocks(seed)
+        known = bool(timed) and timed[0][1]["joules"] is not None
+        spent, points = 0.0, [*start(seed, kind)] if known else []
+        for event, clock in timed:
             if clock["joules"] is None:
                 break
             spent += clock["joules"]

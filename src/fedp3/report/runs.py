@@ -12,7 +12,7 @@ from typing import Any
 
 from fedp3.core.errors import InputError
 from fedp3.core.files import read_json
-from fedp3.runs.run_folder import read_events
+from fedp3.runs.run_folder import INITIAL_SCORES, read_events
 
 Json = Mapping[str, Any]
 KINDS: Mapping[str, str] = {
@@ -33,6 +33,7 @@ class Seed:
     toml: str  # config.toml
     events: Sequence[Json]
     result: Json  # result.json; empty for an unfinished run
+    initial: Json  # initial.json: the scores of W_0; empty for a run that did not measure them
 
     @property
     def config(self) -> Json:
@@ -111,7 +112,7 @@ def _seeds(folder: Path) -> tuple[Seed, ...]:
 
 
 def _read(folder: Path) -> Seed:
-    toml, result = folder / "config.toml", folder / "result.json"
+    toml, result, initial = (folder / n for n in ("config.toml", "result.json", INITIAL_SCORES))
     if result.exists() and not (folder / "events.jsonl").exists():
         raise InputError(
             f"{folder}/events.jsonl, the record of its rounds, is missing although the run has "
@@ -124,6 +125,7 @@ def _read(folder: Path) -> Seed:
             toml=toml.read_text() if toml.exists() else "",
             events=read_events(folder),
             result=read_json(result) if result.exists() else {},
+            initial=read_json(initial) if initial.exists() else {},
         )
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the run in {folder}: {error}") from None
@@ -141,10 +143,19 @@ def score(seed: Seed, kind: str) -> Json | None:
 def score_curve(kind: str, field: str = "mean") -> Callable[[Seed], Curve]:
     """A function that reads one field of G, D, P or C from a run, as a curve over its rounds."""
     return lambda seed: [
-        (e["round"], e["round"], e[kind][field])
-        for e in seed.events
-        if e.get(kind) and e[kind].get(field) is not None
+        *start(seed, kind, field),
+        *(
+            (e["round"], e["round"], e[kind][field])
+            for e in seed.events
+            if e.get(kind) and e[kind].get(field) is not None
+        ),
     ]
+
+
+def start(seed: Seed, kind: str, field: str = "mean") -> Curve:
+    """The point of W_0 at no cost, with which a curve begins; nothing if it was not measured."""
+    scores = seed.initial.get(kind) or {}
+    return [] if scores.get(field) is None else [(0, 0.0, scores[field])]
 
 
 def loss_curve(seed: Seed) -> Curve:
@@ -171,7 +182,7 @@ def score_by_mb(kind: str) -> Callable[[Seed], Curve]:
     """G, D, P or C by the MB sent so far, up and down together."""
 
     def curve(seed: Seed) -> Curve:
-        sent, points = 0.0, []
+        sent, points = 0.0, [*start(seed, kind)]
         for e in seed.events:
             sent += (e["bytes_up"] + e["bytes_down"]) / 1e6
             if e.get(kind):
@@ -289,7 +300,8 @@ def final(run: Run, kind: str, field: str = "mean", last: int = 1) -> Stat | Non
         last: with more than 1, average this many last evaluations of each seed instead.
     """
     if last > 1:
-        ends = ([y for _, _, y in score_curve(kind, field)(seed)][-last:] for seed in run.seeds)
+        curves = (score_curve(kind, field)(seed) for seed in run.seeds)
+        ends = ([y for t, _, y in curve if t > 0][-last:] for curve in curves)
         return stat(statistics.fmean(ys) for ys in ends if ys)
     scores = (score(seed, kind) for seed in run.seeds)
     return stat(s.get(field) for s in scores if s)
