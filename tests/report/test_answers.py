@@ -223,8 +223,8 @@ def test_the_best_run_is_compared_with_all_and_the_verdicts_are_corrected(tmp_pa
     verdicts = {s.run: s.verdict for s in answer.standings}
     assert verdicts == {"a": "", "b": WORSE, "c": UNDECIDED}
     assert sentence(answer).replace("\u00a0", " ") == (
-        "At 2 rounds of training a leads with G 80.8 %; it is better than b; it is not decided "
-        "against c."
+        "At 2 rounds of training a leads with G 80.8 %; it is better than b; whether it is better "
+        "than c is not decided."
     )
     (named,) = [a for a in answers(runs, against="b") if a.axis == "round"]
     assert named.comparisons == 2
@@ -242,6 +242,12 @@ def test_two_runs_are_told_with_their_difference(tmp_path: Path) -> None:
     assert told.endswith("points over 4 seeds.")
     low, high = told.split("[")[1].split("]")[0].split(", ")
     assert 0 < float(low) < 10.2 < float(high)
+
+
+def test_a_correction_that_changes_the_verdict_is_told() -> None:
+    d = Difference(mean=0.1, seeds=3, low=0.01, high=0.2, p=0.03)
+    assert reason(d, 0.09, 3) == "too few seeds for 3 comparisons"
+    assert reason(d, 0.03, 1) == "" and verdict(d, 0.09, 1) == UNDECIDED
 
 
 @pytest.mark.parametrize(("seeds", "why"), [(1, "1 seed, want 3"), (2, "2 seeds, want 3")])

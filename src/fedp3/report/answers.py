@@ -6,7 +6,7 @@ reference, every other run is compared with that one.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import combinations
 
 from fedp3.core.errors import InputError
@@ -155,20 +155,20 @@ def _answer(
     forbidden = [i.condition for i in unequal if key in i.forbids]
     standings = []
     for run in runs:
+        standing = Standing(run=run.name, score=stats.get(run.name))
         pair = (run.name, reference)
-        if pair not in differences:
-            standings.append(Standing(run=run.name, score=stats.get(run.name)))
-            continue
-        d = differences[pair]
-        standings.append(
-            Standing(
-                run=run.name,
-                score=stats[run.name],
+        if pair in differences:
+            d, p = differences[pair], adjusted[pair]
+            standing = replace(
+                standing,
                 difference=d,
-                verdict=INCOMPARABLE if forbidden else verdict(d, adjusted[pair], sign),
-                reason=f"other {' and '.join(forbidden)}" if forbidden else reason(d),
+                verdict=verdict(d, p, sign),
+                reason=reason(d, p, len(pairs)),
             )
-        )
+            if forbidden:
+                why = f"other {' and '.join(forbidden)}"
+                standing = replace(standing, verdict=INCOMPARABLE, reason=why)
+        standings.append(standing)
     return Answer(
         axis=key,
         budget=budget,
@@ -201,10 +201,14 @@ def sentence(answer: Answer) -> str:
         names = [s.run for s in compared if s.verdict == word]
         if names:
             said.append(f"it is {other_side} {text.listed(names)}")
-    for word, words in ((UNDECIDED, "not decided against"), (INCOMPARABLE, "not comparable with")):
+    better = "better or worse" if answer.chosen else "better"
+    for word, before, after in (
+        (UNDECIDED, f"whether it is {better} than ", " is not decided"),
+        (INCOMPARABLE, "it cannot be compared with ", ""),
+    ):
         names = [s.run for s in compared if s.verdict == word]
         if names:
-            said.append(f"it is {words} {text.listed(names)}{_why(compared, word)}")
+            said.append(f"{before}{text.listed(names)}{after}{_why(compared, word)}")
     return "; ".join(said) + "." + left_out
 
 

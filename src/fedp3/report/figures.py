@@ -177,6 +177,7 @@ def _panel(ax: Any, chart: Chart) -> None:
                 lw=1.2,
             )
     ax.set(title=chart.title, xlabel=chart.x, ylabel=chart.y, ylim=chart.limits)
+    ax.set_xlim(left=0)
     if chart.share:
         ax.yaxis.set_major_formatter(lambda v, _: f"{100 * v:g} %")
     if chart.by_round:

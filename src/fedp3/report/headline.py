@@ -25,7 +25,7 @@ def headline(runs: Sequence[Run], target: float | None = None) -> list[str]:
     found = inequalities(runs)
     if found:
         differing = "; ".join(inequality.sentence for inequality in found)
-        said.append(f"Caution: these runs differ in what should be equal. {differing}.")
+        said.append(f"Caution: these runs differ in what should be equal ({differing}).")
     return said
 
 

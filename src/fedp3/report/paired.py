@@ -82,10 +82,20 @@ def verdict(d: Difference | None, adjusted_p: float | None, sign: int) -> str:
     return BETTER if sign * d.mean > 0 else WORSE
 
 
-def reason(d: Difference | None) -> str:
-    """Why seeds cannot decide, whatever the difference; empty if they can."""
+def reason(d: Difference | None, adjusted_p: float | None = None, comparisons: int = 1) -> str:
+    """Why nothing is decided although there is a difference; empty if nothing needs explaining.
+
+    Args:
+        d: our scores minus theirs.
+        adjusted_p: its p-value after `holm`.
+        comparisons: the number of comparisons that `holm` corrected for.
+    """
     if d is None:
         return "no seed in common"
     if d.seeds < ENOUGH_SEEDS:
         return f"{d.seeds} {'seed' if d.seeds == 1 else 'seeds'}, want {ENOUGH_SEEDS} or more"
-    return "" if d.p is not None else "the same difference in every seed"
+    if d.p is None:
+        return "the same difference in every seed"
+    if adjusted_p is not None and d.p < ERROR <= adjusted_p:
+        return f"too few seeds for {comparisons} comparisons"
+    return ""
