@@ -64,7 +64,7 @@ def test_a_budget_a_reference_and_a_score_can_be_chosen(fedp3, sweep):
     ("options", "text"),
     [
         (["--at-round", "99"], "not all runs have a G at 99 rounds"),
-        (["--at-mb", "0"], "they were evaluated: fedavg from"),
+        (["--at-mb", "999"], "they were evaluated: fedavg from 0 bytes to"),
         (["--against", "fedprox"], "no such run; the runs are: fedavg, fedp3"),
         (["--score", "F1"], "want one of G, D, P"),
         (["--at-joules", "3"], "not all runs have a G at 3.00 J"),

@@ -1,7 +1,6 @@
 """`fedp3 compare`: which run is best at equal cost, and all numbers behind it."""
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -126,16 +125,19 @@ def compare(
     for columns, cells, title in _tables(answered, rows, found, target_table(rows), devices):
         show(columns, cells, title)
     _show_guarantees(rows)
-    if markdown:
-        return
-    most = max((a.comparisons for a in answered), default=0)
-    for explanation in EXPLANATIONS:
+    if not markdown:
+        _explain(max((a.comparisons for a in answered), default=0), by_device=by_device)
+        page = terminal.command("report", *run_folders(folders), "--out", "compare.html")
+        terminal.line(f"next: {page}")
+
+
+def _explain(comparisons: int, *, by_device: bool) -> None:
+    """Print what the columns and verdicts mean."""
+    explanations = [*EXPLANATIONS, *(DEVICE_EXPLANATIONS if by_device else ())]
+    if comparisons > 1:
+        explanations.append(CORRECTED.format(comparisons))
+    for explanation in explanations:
         terminal.line(explanation)
-    if most > 1:
-        terminal.line(CORRECTED.format(most))
-    for explanation in DEVICE_EXPLANATIONS if devices else ():
-        terminal.line(explanation)
-    _show_next(run_folders(folders))
 
 
 def _warn(rows: Sequence[Mapping[str, Any]], found: "Sequence[Inequality]") -> None:
@@ -154,10 +156,6 @@ def _warn(rows: Sequence[Mapping[str, Any]], found: "Sequence[Inequality]") -> N
             terminal.note(f"  {inequality.sentence}{without}{axes}")
         else:
             terminal.note(f"  {inequality.sentence}")
-
-
-def _show_next(folders: Sequence[Path]) -> None:
-    terminal.line("next: " + terminal.command("report", *folders, "--out", "compare.html"))
 
 
 # --------------------------------------------------------------------------- tables
