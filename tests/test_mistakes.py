@@ -96,6 +96,49 @@ REFUSED = {
         "[devices] bandwidth: there is no file",
     ),
     "nodes in a simulation": (["devices.fleet=nodes"], "report what they are"),
+    "no section": (["rounds=3"], "did you mean run.rounds=3?"),
+    "no section, two homes": (["name=mnist"], "did you mean data.name=mnist or model.name=mnist?"),
+    "no key": (["=3"], "is not of the form section.key=value"),
+    "an empty key": (["run.=3"], "[run] unknown key ''"),
+    "two dots": (["run..rounds=3"], "did you mean 'run'?"),
+    "spaces around the sign": (["run.rounds", "=", "3"], "override '=' is not of the form"),
+    "capital letters": (["data.name=CIFAR10"], "did you mean 'cifar10'?"),
+    "a method in capital letters": (["method=FedP3"], "did you mean 'fedp3'?"),
+    "no method": (["method="], "unknown method ''"),
+    "a network without width": (["model.width=0"], "[model] width: should be greater than 0"),
+    "an empty batch": (["local.batch=0"], "[local] batch: should be greater than or equal to 1"),
+    "no rounds": (["run.rounds=0"], "[run] rounds: should be greater than or equal to 1"),
+    "rounds in words": (["run.rounds=ten"], "[run] rounds: should be a valid integer"),
+    "a decimal comma": (["local.lr=0,1"], "[local] lr: should be a valid number"),
+    "a rate that is not a number": (["local.lr=nan"], "[local] lr: should be a finite number"),
+    "an infinite rate": (["local.lr=inf"], "[local] lr: should be a finite number"),
+    "a momentum of 2": (["local.momentum=2"], "[local] momentum: should be less than 1"),
+    "a negative seed": (["run.seed=-1"], "[run] seed: should be greater than or equal to 0"),
+    "no clients": (["partition.clients=0"], "[partition] clients"),
+    "more clients than samples": (["partition.clients=100000"], "1797 samples among 100000"),
+    "more classes than there are": (["partition.classes=11"], "is 11: want 1..10"),
+    "a partition that nobody knows": (["partition.kind=irr"], "known: classes, dirichlet, iid"),
+    "a split without a file": (["partition.file=none.json"], "none.json cannot be read"),
+    "a concentration of 0": (
+        ["partition.kind=dirichlet", "partition.alpha=0"],
+        "[partition] alpha: should be greater than 0",
+    ),
+    "a rule that nobody knows": (["aggregate.rule=meen"], "unknown aggregation rule 'meen'"),
+    "a code that nobody knows": (["upload.compress=int4"], "did you mean 'int8'?"),
+    "a selector with a slip": (["prune.selector=magnitud"], "did you mean 'magnitude'?"),
+    "a network with a slip": (["model.name=resnet"], "did you mean 'resnet18'?"),
+    "a percentage for a share": (["prune.keep=90"], "[prune] keep: got 90, want share"),
+    "a share of 0": (["prune.keep=[0.5, 0]"], "[prune] keep: got [0.5, 0]"),
+    "a folder for a file": (["prune.keep=."], "Is a directory"),
+    "a device that torch does not have": (["run.device=gpu"], "cpu, cuda, cuda:1 or mps"),
+    "a quorum that nobody reaches": (["run.quorum=50"], "more than the 2 participants"),
+    "a negative epsilon": (
+        ["privacy.enabled=true", "privacy.epsilon=-1"],
+        "[privacy] epsilon: should be greater than 0",
+    ),
+    "a delta of 2": (["privacy.enabled=true", "privacy.delta=2"], "[privacy] delta"),
+    "a clip of 0": (["privacy.enabled=true", "privacy.clip=0"], "[privacy] clip"),
+    "a schedule with a slip": (["local.schedule=cos"], "did you mean 'cosine'?"),
 }
 
 
@@ -114,6 +157,78 @@ def test_a_wrong_setting_is_refused_with_its_key_before_any_folder_is_made(
     code, _, err = shell("run", "my.toml", *tiny, *overrides, "--out", "a")
     assert code == 2 and text in err, err
     assert not (tmp_path / "a").exists() and "Traceback" not in err
+
+
+# Commands in a folder with a finished run "good", a file "file", a folder "folder", a damaged run
+# "broken", and files that are no config: the answer has this text, the exit code is 2, and nothing
+# new is written.
+COMMANDS = {
+    "a command with a slip": (["rnu", "my.toml"], "Did you mean 'run'?"),
+    "an option for a setting": (["run", "my.toml", "--rounds", "3"], "No such option"),
+    "no config": (["run", "none.toml"], "write one with: fedp3 init none.toml"),
+    "a folder for a config": (["run", "folder"], "folder is a folder, want a TOML file"),
+    "a run for its config": (["run", "good"], "did you mean good/config.toml?"),
+    "YAML for TOML": (["run", "yaml.toml"], "yaml.toml is not TOML: Expected '='"),
+    "bytes for TOML": (["plan", "bytes.toml"], "bytes.toml is not TOML"),
+    "a file for a folder": (["run", "my.toml", *TINY, "--out", "file"], "cannot write to file"),
+    "a folder in a file": (["run", "my.toml", *TINY, "--out", "file/a"], "cannot write to file/a"),
+    "a run that is there": (["run", "my.toml", *TINY, "--out", "good"], "fedp3 resume good"),
+    "an engine with a slip": (
+        ["run", "my.toml", *TINY, "--engine", "flwr", "--out", "a"],
+        "did you mean 'flower'?",
+    ),
+    "parts that are not there": (
+        ["run", "my.toml", *TINY, "--use", "none.py", "--out", "a"],
+        "none.py: cannot read it",
+    ),
+    "parts with an error": (
+        ["run", "my.toml", *TINY, "--use", "error.py", "--out", "a"],
+        "error.py failed: ZeroDivisionError",
+    ),
+    "fewer workers than none": (
+        ["run", "my.toml", *TINY, "--workers", "-1", "--out", "a"],
+        "--workers",
+    ),
+    "nothing to compare": (["compare"], "Missing argument"),
+    "a run that is not there": (["compare", "good", "none"], "none is not a run folder"),
+    "a percentage for a target": (["compare", "good", "--target", "80"], "is not in the range"),
+    "a budget below 0": (["compare", "good", "--at-mb", "-1"], "is not in the range"),
+    "a page that is a folder": (["report", "good", "--out", "folder"], "folder/report.html"),
+    "a damaged run": (["report", "broken"], "broken/run.json was damaged"),
+    "nothing to resume": (["resume", "folder"], "folder is not a run folder"),
+    "a demo into a file": (["demo", "--out", "file"], "file is a file; choose a folder"),
+    "a config that is there": (["init", "my.toml"], "overwrite it with --force"),
+    "no methods": (["sweep", "my.toml", "--methods", ",", "--out", "a"], "--methods names none"),
+    "one value to tune": (
+        ["sweep", "my.toml", "--methods", "fedavg", "--tune", "local.lr=1", "--out", "a"],
+        "at least two values",
+    ),
+    "a data set that nobody knows": (["data", "get", "nosuch"], "unknown data set 'nosuch'"),
+    "nothing to audit": (["audit", "my.toml"], "set privacy.enabled=true"),
+}
+
+
+@pytest.mark.parametrize("mistake", COMMANDS)
+def test_a_wrong_command_is_answered_and_writes_nothing(
+    mistake: str, shell: Any, tmp_path: Path
+) -> None:
+    (tmp_path / "file").write_text("mine")
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "yaml.toml").write_text("run:\n  rounds: 3\n")
+    (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
+    (tmp_path / "error.py").write_text("1 / 0")
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "config.toml").write_text("")
+    (tmp_path / "broken" / "run.json").write_text("{")
+    shell("run", "my.toml", *TINY, "--out", "good")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    command, text = COMMANDS[mistake]
+    code, _, err = shell(*command)
+    plain = " ".join(err.replace("│", " ").split())
+    assert code == 2 and text in plain, err
+    assert "Traceback" not in err
+    after = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    assert after == before
 
 
 def test_a_folder_with_other_files_is_not_used_for_a_run(shell: Any, tmp_path: Path) -> None:
@@ -228,6 +343,32 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "floats as labels": (lambda: run(data=(X, Y.float())), "labels of torch.float32"),
     "a value that is not finite": (lambda: run(data=(X / 0, Y)), "not finite"),
+    "no x": (lambda: run(data=(None, Y)), "x is None, want a tensor"),
+    "no data": (lambda: run(data=None), "want a map-style dataset"),
+    "a path": (lambda: run(data="data.csv"), "read the file, and pass (x, y)"),
+    "a generator": (lambda: run(data=(pair for pair in zip(X, Y, strict=True))), "map-style"),
+    "no samples": (lambda: run(data=(X[:0], Y[:0])), "has no samples"),
+    "fewer labels than samples": (lambda: run(data=(X, Y[:50])), "60 samples but labels"),
+    "a sparse tensor": (lambda: run(data=(X.to_sparse(), Y)), "pass x.to_dense()"),
+    "a tensor without values": (lambda: run(data=(X.to("meta"), Y)), "has no values"),
+    "complex numbers": (lambda: run(data=(X.to(torch.complex64), Y)), "want real numbers"),
+    "too few outputs": (lambda: run(net(2)), "want (2, k) with k >= 3 classes"),
+    "samples of another width": (lambda: run(data=(X[:, :3], Y)), "cannot take samples of shape"),
+    "a net without parameters": (lambda: run(nn.ReLU()), "no parameters to train"),
+    "half precision": (lambda: run(net().half()), "are not float32"),
+    "swapped arguments": (lambda: run((X, Y), net()), "is a tuple, want an nn.Module"),
+    "an unknown section": (lambda: run(runs={"rounds": 1}), "did you mean 'run'?"),
+    "a number for a section": (lambda: run(run=5), "should be a dictionary"),
+    "another library's name": (lambda: run(local={"learning_rate": 1}), "did you mean 'lr'?"),
+    "an engine that nobody knows": (lambda: run(engine="gpu"), "unknown engine 'gpu'"),
+    "fewer workers than none": (lambda: run(workers=-1), "workers=-1"),
+    "nothing to resume": (lambda: run(resume=True), "pass it as out="),
+    "one file that is not there": (lambda: run(use="none.py"), "none.py: cannot read it"),
+    "layers without tensors": (lambda: run(layers={"a": []}), "missing: 0.bias"),
+    "more clients than samples": (
+        lambda: run(partition={"kind": "iid", "clients": 100}),
+        "60 samples among 100 clients",
+    ),
 }
 
 

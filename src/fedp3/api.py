@@ -214,7 +214,7 @@ def run(
     layers: Mapping[Layer, Sequence[str]] | None = None,
     workers: int = 1,
     engine: str = "inprocess",
-    use: Sequence[str | Path] = (),
+    use: str | Path | Sequence[str | Path] = (),
     on_round: OnRound | None = None,
     **settings: Any,
 ) -> Result:
@@ -230,7 +230,7 @@ def run(
         layers: layer name -> tensor names; by default the layers are found by tracing.
         workers: processes; more than one needs `if __name__ == "__main__"` around the call.
         engine: "inprocess", or "debug" to raise a client's exception where it happens.
-        use: Python files that register parts, which worker processes import too.
+        use: Python file, or several, that register parts, which worker processes import too.
         on_round: called with the record of every finished round.
         **settings: the settings of the config file, section by section: `method="fedp3"`,
             `prune=dict(keep=0.5)`, `run=dict(rounds=50)`, ...
@@ -250,9 +250,11 @@ def run(
         >>> len(result.history)
         2
     """
-    plugins = load_plugins(use)
+    plugins = load_plugins([use] if isinstance(use, str | Path) else use)
     check_engine(engine)
     _check_arguments(model, on_round, settings)
+    if resume and out is None:
+        raise InputError("resume=True needs the folder of the run; pass it as out='some/folder'")
     if engine == "flower":
         raise InputError(
             "engine 'flower' reads data sets by name; use `fedp3 run`, or deploy with "
@@ -469,6 +471,8 @@ def _dataset(data: Data) -> Dataset:
         return data
     if isinstance(data, DataLoader):
         raise InputError("the data are a DataLoader, which draws batches; pass loader.dataset")
+    if isinstance(data, str | Path):
+        raise InputError(f"the data are the text {str(data)!r}; read the file, and pass (x, y)")
     if isinstance(data, Mapping):
         raise InputError(
             "the data are a dict; pass all samples together as (x, y), and name the samples of "
@@ -483,7 +487,19 @@ def _dataset(data: Data) -> Dataset:
             "the data are pairs of pairs; every client's samples are split into training and test "
             "samples by fedp3, so pass one pair (x, y) of all samples"
         )
+    for name, part in zip("xy", data, strict=True):
+        _check_array(name, part)
     return datasets.from_tensors(data[0], _numbers(data[1]))
+
+
+def _check_array(name: str, part: object) -> None:
+    """Refuse what has no values that can be read: nothing at all, or an unusual kind of tensor."""
+    if part is None:
+        raise InputError(f"{name} is None, want a tensor or an array")
+    if isinstance(part, Tensor) and part.is_sparse:
+        raise InputError(f"{name} is a sparse tensor; pass {name}.to_dense()")
+    if isinstance(part, Tensor) and part.is_meta:
+        raise InputError(f"{name} is on the device 'meta' and has no values")
 
 
 def _holds_arrays(part: Sequence[Any]) -> bool:

@@ -421,13 +421,11 @@ def test_the_demo_trains_two_methods_and_ends_at_a_report(fedp3, tmp_path, monke
     )
     code, out, _ = fedp3("demo")
     assert code == 0
-    assert "fedavg" in out and "fedp3" in out and "(100 %)" in out
+    assert "rounds of training" in out and "s of virtual time" in out and "over 3 seeds" in out
+    assert "next: fedp3 compare fedp3-demo/fedavg fedp3-demo/fedp3" in out
     assert out.strip().splitlines()[-1] == "open fedp3-demo/report.html"
-    keeps = {
-        min(c["keep"].values())
-        for c in files.read_json(tmp_path / "fedp3-demo/fedp3/run.json")["clients"]
-    }
-    assert keeps == {0.9, 0.7, 0.5}
+    code, out, err = fedp3("compare", "fedp3-demo/fedavg", "fedp3-demo/fedp3", "--json")
+    assert code == 0 and last(out)["unequal"] == {}, "both have the same fleet"
     assert fedp3("demo")[0] == 0, "it may be run again"
     (tmp_path / "mine/fedavg").mkdir(parents=True)
     assert fedp3("demo", "--out", "mine")[0] == 2, "it removes nothing but its runs"
@@ -437,6 +435,9 @@ def test_the_demo_trains_two_methods_and_ends_at_a_report(fedp3, tmp_path, monke
     code, _, err = fedp3("demo", "--out", "mine")
     assert code == 2 and "is not a run of this demo" in err
     assert (tmp_path / "mine/fedavg/result.json").exists(), "a run of the user stays"
+    fedp3("run", "my.toml", *TINY, "method=fedavg", "--out", "its/fedavg", "--seeds", "3")
+    code, _, err = fedp3("demo", "--out", "its")
+    assert code == 2 and "is not a run of this demo" in err
 
 
 def test_data_ls_and_show(fedp3, tmp_path):

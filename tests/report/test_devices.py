@@ -20,8 +20,6 @@ from fedp3.devices.fleets import make_fleet
 from fedp3.report import compare, write_figures, write_report
 from fedp3.report import text as words
 from fedp3.report.charts import figures
-from fedp3.report.clock import choose_target, first_at
-from fedp3.report.clock_table import clock_table
 from fedp3.report.device_classes import device_classes, limits_text
 from fedp3.report.device_svg import (
     centre,
@@ -39,6 +37,8 @@ from fedp3.report.device_svg import (
 )
 from fedp3.report.fleets import LEVELS, NOTHING, Cluster, Dot, Fleet, fleet, level
 from fedp3.report.runs import load_runs
+from fedp3.report.target_table import target_table
+from fedp3.report.targets import choose_target, first_at
 from fedp3.report.timelines import Bar, Timeline, evenly, note, representative, timeline
 from fedp3.runs.history import History
 
@@ -112,15 +112,14 @@ def test_a_run_that_never_reaches_the_target_says_so(tmp_path: Path) -> None:
     rows = compare([never, reaches], target=0.8)
     assert rows[0]["seconds_to_target"] is None and rows[0]["seeds_at_target"] == 0
     assert rows[1]["seconds_to_target"] == events_of(reaches)[3]["clock"]["ended"]
-    table = clock_table(rows)
+    table = target_table(rows)
     assert table is not None and "80.0" in table.title
-    seconds, _, joules, _ = (value for value, _ in table.lines[0])
-    assert seconds == joules == "never"
+    assert [value for value, _ in table.lines[0]] == ["never"] * 4
     assert table.lines[1][0][0] not in ("never", words.NONE)
     html = write_report([never, reaches], tmp_path / "page.html", target=0.8).read_text()
     assert "never" in Outline(html).text
     (never / "result.json").unlink()
-    unfinished = clock_table(compare([never, reaches], target=0.8))
+    unfinished = target_table(compare([never, reaches], target=0.8))
     assert unfinished is not None and unfinished.lines[0][0][0] == "not yet"
 
 
@@ -134,7 +133,7 @@ def test_a_mean_over_seeds_exists_only_if_all_seeds_reached_the_target(tmp_path:
     set_G(tmp_path / "a" / "seed-1", [None, 0.5, None, 0.7, None, 0.7])
     rows = compare([tmp_path / "a"], target=0.8)
     assert rows[0]["seconds_to_target"] is None and rows[0]["seeds_at_target"] == 2
-    table = clock_table(rows)
+    table = target_table(rows)
     assert table is not None and table.lines[0][0] == ("never", "in 1 of 3 seeds")
 
 
@@ -149,10 +148,10 @@ def test_the_default_target_is_a_share_of_the_best_final_g_of_all_runs(tmp_path:
     alone = choose_target(load_runs([a]))
     assert alone is not None and pytest.approx(0.98 * 0.5) == alone.G
     rows = compare([a, b, plain])
-    table = clock_table(rows)
+    table = target_table(rows)
     assert table is not None and "98 % of the final G of plain" in table.title
-    assert table.lines[2] == ((words.NONE, ""),) * 4  # it has no clock
-    assert choose_target(load_runs([plain])) is None
+    assert table.lines[2][2:] == ((words.NONE, ""),) * 2  # it has no clock
+    assert table.lines[2][0] == ("6", "")
 
 
 def test_energy_is_unknown_if_a_participant_has_no_watts(tmp_path: Path) -> None:
@@ -166,8 +165,9 @@ def test_energy_is_unknown_if_a_participant_has_no_watts(tmp_path: Path) -> None
     write_events(boards, events)
     (row,) = compare([boards], target=0.0)
     assert row["joules"] is None and row["joules_to_target"] is not None
-    alone = clock_table(compare([phones]))
-    assert alone is not None and len(alone.heads) == 2
+    alone = target_table(compare([phones]))
+    assert alone is not None and [head for head, _ in alone.heads][:2] == ["rounds", "MB"]
+    assert len(alone.heads) == 3
 
 
 def test_curves_of_time_and_energy_pass_through_the_rounds(tmp_path: Path) -> None:
@@ -204,8 +204,10 @@ def test_a_run_without_devices_shows_nothing_of_them(tmp_path: Path) -> None:
         event["clock"] = None  # a record may have the key
     write_events(folder, events)
     (row,) = compare([folder], target=0.5)
-    clock_keys = ("target", "virtual_seconds", "joules", "seconds_to_target", "joules_to_target")
-    assert all(row[key] is None for key in clock_keys) and clock_table([row]) is None
+    clock_keys = ("virtual_seconds", "joules", "seconds_to_target", "joules_to_target")
+    assert all(row[key] is None for key in clock_keys)
+    table = target_table([row])
+    assert table is not None and [head for head, _ in table.heads] == ["rounds", "MB"]
     html = write_report([folder], target=0.5).read_text()
     page = Outline(html)
     assert not any("data-spots" in attrs for attrs in page.all("svg"))
@@ -477,11 +479,12 @@ def test_the_page_shows_time_fleet_round_and_devices(tmp_path: Path) -> None:
     html = write_report([a, b], tmp_path / "page.html", target=0.6).read_text()
     page = Outline(html)
     svgs = [ET.fromstring(s) for s in re.findall(r"<svg.*?</svg>", html, re.S)]
-    # G, D, P, loss, down, up, per MB; time and energy twice; plan, fleet and timeline of each run
-    assert len(svgs) == 7 + 2 * 2 + (1 + 2 + 2) * 2 + 2
+    # G, D, P, loss, down, up, per MB, time, energy; plan, labels, fleet and timeline of each run;
+    # all for wide and for narrow screens
+    assert len(svgs) == 2 * (9 + 4 * 2)
     assert all(len(s.attrib["aria-label"]) > 10 for s in svgs)
     shown = " ".join(" ".join(page.text).split()).replace(words.NBSP, " ")
-    assert "Virtual time until G is at least 60.0 %" in shown
+    assert "To reach a G of 60.0 %" in shown and "virtual" in shown
     for folder in (a, b):
         (run,) = load_runs([folder])
         for c in device_classes(run):
@@ -510,7 +513,7 @@ def test_a_run_with_devices_before_its_first_round_has_a_page(tmp_path: Path) ->
     html = write_report([folder]).read_text()
     assert 'data-spots="fleet-0"' in html
     assert 'data-spots="timeline-0"' not in html and 'id="time"' not in html
-    assert clock_table(compare([folder])) is None
+    assert target_table(compare([folder])) is None
 
 
 def test_the_figures_of_devices_are_files_and_repeat_to_the_byte(tmp_path: Path) -> None:

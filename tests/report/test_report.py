@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
+import fedp3
 from fedp3 import config
 from fedp3.core.errors import InputError
 from fedp3.engines.catalogue import make_engine
@@ -22,7 +25,6 @@ from fedp3.experiment.assemble import assemble
 from fedp3.report import compare, draw_labels, write_figures, write_report
 from fedp3.report import text as words
 from fedp3.report.charts import figures, thin
-from fedp3.report.comparison import at_mb
 from fedp3.report.grids import Cell, Grid, label_grid, plan_grid
 from fedp3.report.runs import Point, Stat, load_runs
 from fedp3.report.svg import grid_picture, grid_tips, line_tips, mesh, ticks
@@ -436,21 +438,6 @@ def test_a_score_at_a_budget_is_over_all_seeds_or_not_there(tmp_path: Path) -> N
     )
 
 
-@given(
-    st.lists(st.tuples(st.floats(0.1, 9), st.floats(0, 1)), min_size=1, max_size=6),
-    st.floats(0, 40),
-)
-def test_reading_a_curve_at_a_budget_is_linear_interpolation(
-    steps: list[tuple[float, float]], budget: float
-) -> None:
-    xs, ys = np.cumsum([s for s, _ in steps]), [y for _, y in steps]
-    got = at_mb([(t, float(x), y) for t, (x, y) in enumerate(zip(xs, ys, strict=True))], budget)
-    if xs[0] <= budget <= xs[-1]:
-        assert got == pytest.approx(np.interp(budget, xs, ys))
-    else:
-        assert got is None
-
-
 def test_names_are_the_shortest_ends_that_differ(tmp_path: Path) -> None:
     a, b, c = (make_run(tmp_path / p) for p in ("x/run", "y/run", "z/other"))
     assert [r.name for r in load_runs([a, b])] == ["x/run", "y/run"]
@@ -497,8 +484,8 @@ def test_a_page_is_complete_and_requests_nothing(tmp_path: Path) -> None:
     assert [name for name, _ in page.tags if name == "h1"] == ["h1"]
     svgs = re.findall(r"<svg.*?</svg>", html, re.S)
     assert (
-        len(svgs) == len(page.all("svg")) == 11
-    )  # G, D, P, loss, down, up, per MB; plan and labels of each
+        len(svgs) == len(page.all("svg")) == 2 * 11
+    )  # G, D, P, loss, down, up, per MB; plan and labels of each; for wide and narrow screens
     assert all(len(ET.fromstring(s).attrib["aria-label"]) > 10 for s in svgs)
 
 
@@ -585,6 +572,29 @@ def test_a_partition_is_drawn(tmp_path: Path) -> None:
     assert path == tmp_path / "new" / "p.png" and path.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(InputError, match="clients x classes"):
         draw_labels(np.zeros(3), tmp_path / "q.png")
+
+
+def test_curves_begin_with_the_scores_before_the_first_round(tmp_path: Path) -> None:
+    x, y = torch.randn(90, 6), torch.arange(90) % 3
+    net = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
+    fedp3.run(
+        net,
+        (x, y),
+        out=tmp_path / "run",
+        partition={"kind": "iid", "clients": 4},
+        local={"lr": 1e-30, "steps": 1},  # which changes no weight
+        run={"rounds": 2, "eval_every": 1},
+        method="fedavg",
+    )
+    (run,) = load_runs([tmp_path / "run"])
+    first = run.seeds[0].events[0]
+    assert run.seeds[0].initial["G"]["clients"] == first["G"]["clients"]
+    for name in ("accuracy", "accuracy-per-mb"):
+        figure = next(f for f in figures([run]) if f.name == name)
+        G, D, P = (s.points for s in figure.panels[0].series[:3])
+        assert (G[0].round, G[0].x) == (D[0].round, D[0].x) == (0, 0.0)
+        assert G[0].y == first["G"]["mean"] and P[0].round == 1, "P needs a local update"
+    assert compare([tmp_path / "run"], last=9)[0]["G"] == pytest.approx(first["G"]["mean"])
 
 
 def test_a_real_run_is_reported_as_it_was(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The report in headless Chromium: it opens, works and stays harmless."""
 
+import csv
 import json
 import os
 import shutil
@@ -37,7 +38,21 @@ TEXTS = (
     ".facts dd",
     ".toggle",
     "output",
+    ".headline p",
+    ".headline .caution",
+    ".help summary",
+    ".csv",
+    ".glossary dt",
+    ".glossary dd",
 )
+# All text that is shown in less than 11 pixels of the screen.
+SMALL = """() => [...document.querySelectorAll("body *")].filter(e => {
+  if (e.checkVisibility && !e.checkVisibility()) return false;
+  const own = [...e.childNodes].some(n => n.nodeType === 3 && n.textContent.trim());
+  if (!own || !e.getClientRects().length) return false;
+  const matrix = e instanceof SVGElement ? e.getScreenCTM() : { a: 1, b: 0 };
+  return parseFloat(getComputedStyle(e).fontSize) * Math.hypot(matrix.a, matrix.b) < 11;
+}).map(e => `${e.tagName} ${e.textContent.slice(0, 20)}`)"""
 
 
 @dataclass
@@ -128,17 +143,147 @@ def test_the_page_is_legible_in_light_and_dark(
 ) -> None:
     runs = [
         make_run(tmp_path / "a", reason="NaN"),
-        make_run(tmp_path / "b", seed=1, finished=False),
+        make_run(tmp_path / "b", seed=1, finished=False, overrides=["local.steps=3"]),
     ]
     path = write_report(runs)
     grounds = []
     for scheme in ("light", "dark"):
         page = visit(path, scheme).page
         grounds.append(page.evaluate("getComputedStyle(document.body).backgroundColor"))
-        for query in TEXTS:
-            assert contrast(page, query) >= 4.5, (scheme, query)
-        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        for width in (1300, 400):
+            page.set_viewport_size({"width": width, "height": 900})
+            for query in TEXTS:
+                assert contrast(page, query) >= 4.5, (scheme, width, query)
     assert grounds[0] != grounds[1]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_text_is_large_enough_and_the_page_fits_on_every_screen(
+    tmp_path: Path, visit: Callable[..., Opened], scheme: str
+) -> None:
+    for s in range(3):
+        make_run(tmp_path / "many" / f"seed-{s}", seed=s, names=range(40))
+    single = add_devices(make_run(tmp_path / "single", names=range(16)), deadline=30)
+    pages = [
+        write_report([single]),
+        write_report([tmp_path / "many", single, make_run(tmp_path / "c")], tmp_path / "p.html"),
+    ]
+    for path in pages:
+        page = visit(path, scheme).page
+        for width in (1300, 1100, 800, 400, 360):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), width
+            assert page.evaluate(SMALL) == [], width
+            inside = page.locator("figure svg:visible text").evaluate_all(
+                "texts => texts.every(t => { const a = t.getBoundingClientRect(), "
+                "b = t.closest('figure').getBoundingClientRect(); "
+                "return a.left >= b.left - 1 && a.right <= b.right + 1; })"
+            )
+            assert inside, width
+
+
+def test_the_page_begins_with_its_headline_and_ends_with_a_glossary(
+    tmp_path: Path, visit: Callable[..., Opened]
+) -> None:
+    page = visit(write_report([make_run(tmp_path / "a"), make_run(tmp_path / "b", seed=1)])).page
+    assert page.locator("h1 + .headline p").first.inner_text().startswith("At ")
+    assert "not decided" in page.locator(".headline").inner_text()
+    words = page.locator(".glossary dt").all_text_contents()
+    assert {"L_i", "P_i", "Q_i", "G", "D", "P", "C"} <= set(words)
+    page.get_by_role("link", name="Glossary").click()
+    assert page.locator("#glossary").evaluate("e => e.getBoundingClientRect().top < innerHeight")
+
+
+def test_columns_are_explained_by_key_and_by_tap(tmp_path: Path, browser: Any) -> None:
+    path = write_report([make_run(tmp_path / "a"), make_run(tmp_path / "b", seed=1)])
+    context = browser.new_context(has_touch=True, viewport={"width": 400, "height": 800})
+    page = context.new_page()
+    page.goto(path.as_uri(), timeout=HANGS)
+    helps = page.locator(".help")
+    assert helps.count() == page.locator("table").count()
+    for k in range(helps.count()):
+        summary, meaning = helps.nth(k).locator("summary"), helps.nth(k).locator("dd").first
+        assert meaning.is_hidden()
+        summary.tap() if k % 2 else summary.press("Enter")
+        assert meaning.is_visible()
+        heads = helps.nth(k).locator("dt").all_text_contents()
+        texts = helps.nth(k).locator("dd").all_text_contents()
+        assert len(heads) == len(texts) and all(map(str.strip, texts))
+    chart = page.locator("svg[data-chart=accuracy-0-narrow]")
+    chart.scroll_into_view_if_needed()
+    chart.tap()
+    assert "round" in page.locator("#tip").inner_text(), "it stays after the finger is lifted"
+    page.locator("h1").tap()
+    assert page.locator("#tip").is_hidden()
+    context.close()
+
+
+def test_every_table_can_be_saved_as_csv(tmp_path: Path, visit: Callable[..., Opened]) -> None:
+    names = ["=1+1", "a, b", HOSTILE, *range(3, 9)]
+    for s in range(3):
+        make_run(tmp_path / "a" / f"seed-{s}", names=names, seed=s, reason='a "quoted", reason')
+    path = write_report([tmp_path / "a", make_run(tmp_path / "b", names=names)])
+    page = visit(path).page
+    tables, buttons = page.locator("table"), page.locator(".csv")
+    assert tables.count() == buttons.count() >= 6
+    for k in range(buttons.count()):
+        with page.expect_download() as download:
+            buttons.nth(k).click()
+        name = download.value.suggested_filename
+        rows = list(csv.reader(download.value.path().read_text().splitlines()))
+        heads = [h for h in rows[0] if not h.endswith(", note")]
+        shown = tables.nth(k).locator("thead th").all_text_contents()
+        assert name.endswith(".csv") and [h.removesuffix(" (%)") for h in heads] == shown
+        assert len(rows) - 1 == tables.nth(k).locator("tbody tr").count()
+        assert all(len(row) == len(rows[0]) for row in rows)
+        assert not any(cell[:1] in ("=", "@") for row in rows for cell in row)
+        if name == "clients.csv":
+            column_of = rows[0].index("Parameters")
+            assert [row[column_of] for row in rows[1:]] == [str(1000 * i) for i in range(1, 10)]
+            assert rows[1][0] == "1+1" and rows[2][0] == "a, b" and rows[3][0] == HOSTILE
+            assert all(0 <= float(row[rows[0].index("G (%)")]) <= 100 for row in rows[1:])
+        if name == "comparison.csv":
+            assert rows[1][rows[0].index("G, note")].startswith("±") and "Seeds" in rows[0]
+
+
+def test_tables_become_cards_on_a_phone_or_say_that_they_scroll(
+    tmp_path: Path, visit: Callable[..., Opened]
+) -> None:
+    runs = [make_run(tmp_path / "a", names=range(30)), make_run(tmp_path / "b", names=range(30))]
+    page = visit(write_report(runs)).page
+
+    def hints() -> list[str]:
+        found: list[str] = page.locator(".about").evaluate_all(
+            "all => all.map(e => getComputedStyle(e, '::before').content)"
+        )
+        return found
+
+    assert any("more rows" in hint for hint in hints())
+    assert not any("more columns" in hint for hint in hints())
+    page.set_viewport_size({"width": 400, "height": 900})
+    for table in page.locator("table.stack").all():
+        assert table.evaluate("t => t.scrollWidth <= t.parentNode.clientWidth")
+        cell = table.locator("td").first
+        label = cell.evaluate("e => getComputedStyle(e, '::before').content")
+        assert label.strip('"') == cell.get_attribute("data-head")
+    assert len([hint for hint in hints() if "more columns" in hint]) == 2  # clients of each run
+    frame = page.locator(".scroll:has(#clients-0)")
+    frame.evaluate("e => e.scrollTo(400, 0)")
+    first = page.locator("#clients-0 tbody tr:first-child td:first-child")
+    assert first.evaluate("e => e.getBoundingClientRect().left") < 30, "the client stays in view"
+
+
+def test_spreads_are_bars_whose_colours_do_not_mix(
+    tmp_path: Path, visit: Callable[..., Opened]
+) -> None:
+    for name, shift in (("a", 0), ("b", 5)):
+        for s in range(3):
+            make_run(tmp_path / name / f"seed-{s}", seed=s + shift)
+    page = visit(write_report([tmp_path / "a", tmp_path / "b"])).page
+    assert page.locator("polygon").count() == 0
+    bars = page.locator("svg[data-chart=accuracy-0] path.bar")
+    assert bars.count() == 2
+    assert bars.evaluate_all("all => all.every(e => getComputedStyle(e).fill === 'none')")
 
 
 def test_clients_sort_by_mouse_and_keyboard_with_unknown_values_last(
@@ -298,7 +443,7 @@ DEVICE_TEXTS = (
     "svg[data-spots] .axis",
     "svg[data-spots] .missed",
     "#time h3",
-    "#time td",
+    "#traffic td",
 )
 
 

@@ -1,7 +1,7 @@
-"""`fedp3 compare`: runs side by side."""
+"""`fedp3 compare`: which run is best at equal cost, and all numbers behind it."""
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -10,16 +10,21 @@ from fedp3.cli.options import AsJson, Folders, Target
 from fedp3.cli.report import run_folders
 from fedp3.core.errors import InputError
 
-EXPLANATIONS = (
-    "accuracies are means over clients and seeds, ± one standard deviation over seeds",
-    "MB are of the entire run, in parentheses as a share of dense FedAvg",
-    "accuracies at equal MB are interpolated between evaluations, P over each round's participants",
-    "GFLOP are per client; fleet s is the time on the fleet, by its clock or by the keep shares",
-    "seconds were measured on the machine that ran it; - means that there are too few evaluations",
-)
+if TYPE_CHECKING:
+    from fedp3.report.answers import Answer
+    from fedp3.report.equality import Inequality
 
-CLOCK_EXPLANATIONS = (
-    "virtual time and energy to a target count until the first evaluated round that reached it",
+SCORES = ("G", "D", "P")
+EXPLANATIONS = (
+    "G: server's model; D: as dispatched; P: after one local update; means over clients and",
+    "seeds, ± one standard deviation over seeds; worst: the lowest G of any client",
+    "differences are in percentage points, paired by seed, with 95 % intervals",
+    "MB are of the entire run, in parentheses as a share of dense FedAvg; GFLOP are per client;",
+    "fleet s: time on the fleet; seconds: measured on the machine that ran it",
+)
+CORRECTED = (
+    "of {} comparisons at a budget: the chance that any verdict of better or worse is false is "
+    "at most 5 % (Holm), so that one interval without 0 may not be enough"
 )
 DEVICE_EXPLANATIONS = (
     "by device: means over its clients; it trains these layers in full, the seconds of a round are",
@@ -36,13 +41,38 @@ DEVICE_COLUMNS = {
     "D": "right",
     "P": "right",
 }
+Table = tuple[Mapping[str, str], Sequence[Sequence[str]], str]
+
+
+def _budget(flag: str, unit: str) -> Any:
+    help_text = f"Compare the scores after {unit}"
+    return typer.Option(flag, min=0.0, help=help_text, show_default=False)
 
 
 def compare(
     folders: Folders,
+    at_mb: Annotated[float | None, _budget("--at-mb", "so many MB, up and down together")] = None,
+    at_seconds: Annotated[
+        float | None, _budget("--at-seconds", "so many virtual seconds, for runs with devices")
+    ] = None,
+    at_joules: Annotated[
+        float | None, _budget("--at-joules", "so many joules, for devices with known watts")
+    ] = None,
+    at_round: Annotated[float | None, _budget("--at-round", "so many rounds")] = None,
+    against: Annotated[
+        str | None,
+        typer.Option(
+            "--against",
+            help="The run that the others are compared with; by default the best at the budget",
+            show_default=False,
+        ),
+    ] = None,
+    score: Annotated[
+        str, typer.Option("--score", help="The score that verdicts are about: G, D or P")
+    ] = "G",
     last: Annotated[
         int,
-        typer.Option("--last", min=1, help="Average G and D over this many last evaluations"),
+        typer.Option("--last", min=1, help="Average scores over this many last evaluations"),
     ] = 1,
     target: Target = None,
     by_device: Annotated[
@@ -51,93 +81,172 @@ def compare(
     ] = False,
     json: AsJson = False,
     markdown: Annotated[
-        bool, typer.Option("--markdown", help="Print the table as Markdown")
+        bool, typer.Option("--markdown", help="Print the tables as Markdown")
     ] = False,
 ) -> None:
-    """Compare runs: accuracy, traffic, computation and time, and accuracy at equal traffic.
+    """Say which run is best at equal traffic, virtual time, energy and rounds.
 
-    Runs with devices are also compared by the virtual time and the energy that a target took.
+    Differences are paired by seed, so that runs need three or more seeds in common for a verdict
+    (fedp3 sweep --seeds 3).  The budgets are by default the largest that all runs have reached.
 
     Example: fedp3 compare sweeps/a/*
-    """
-    from fedp3.report.clock_table import clock_table
-    from fedp3.report.comparison import EPSILONS, compare_runs, shown_epsilons
-    from fedp3.report.device_classes import as_row, device_classes
-    from fedp3.report.runs import load_runs
 
+    Example: fedp3 compare sweeps/a/* --at-mb 50 --against fedavg
+
+    Example: fedp3 compare runs/a runs/b --target 0.9
+    """
+    from fedp3.report.answers import answers, as_row
+    from fedp3.report.comparison import compare_runs
+    from fedp3.report.device_classes import as_row as device_row
+    from fedp3.report.device_classes import device_classes
+    from fedp3.report.equality import inequalities
+    from fedp3.report.runs import load_runs
+    from fedp3.report.target_table import target_table
+
+    if score not in SCORES:
+        raise InputError(f"--score {score}: want one of {', '.join(SCORES)}")
+    given = {"mb": at_mb, "seconds": at_seconds, "joules": at_joules, "round": at_round}
+    budgets = {axis: budget for axis, budget in given.items() if budget is not None}
     runs = load_runs(run_folders(folders))
+    found = inequalities(runs)
+    answered = answers(runs, budgets, kind=score, against=against, last=last)
     rows = compare_runs(runs, last, target)
-    devices = [as_row(run, c) for run in runs for c in device_classes(run)] if by_device else []
-    clock = clock_table(rows)
-    _refuse_without_devices(by_device and not devices, target is not None and clock is None)
+    devices = [device_row(run, c) for run in runs for c in device_classes(run)] if by_device else []
+    if by_device and not devices:
+        raise InputError("--by-device needs a run with [devices], and none of these has one")
+    _warn(rows, found)
+    if json:
+        unequal = {i.condition: dict(i.values) for i in found}
+        shown = {"answers": [as_row(a) for a in answered], "unequal": unequal, "runs": rows}
+        terminal.as_json(shown | ({"devices": devices} if by_device else {}))
+        return
+    _show_answers(answered, several=len(runs) > 1)
+    show = _show_markdown if markdown else terminal.table
+    for columns, cells, title in _tables(answered, rows, found, target_table(rows), devices):
+        show(columns, cells, title)
+    _show_guarantees(rows)
+    if not markdown:
+        _explain(max((a.comparisons for a in answered), default=0), by_device=by_device)
+        page = terminal.command("report", *run_folders(folders), "--out", "compare.html")
+        terminal.line(f"next: {page}")
+
+
+def _explain(comparisons: int, *, by_device: bool) -> None:
+    """Print what the columns and verdicts mean."""
+    explanations = [*EXPLANATIONS, *(DEVICE_EXPLANATIONS if by_device else ())]
+    if comparisons > 1:
+        explanations.append(CORRECTED.format(comparisons))
+    for explanation in explanations:
+        terminal.line(explanation)
+
+
+def _warn(rows: Sequence[Mapping[str, Any]], found: "Sequence[Inequality]") -> None:
     for row in rows:
         if row["unfinished"]:
             terminal.note(
                 f"warning: {row['run']} is not finished and counts up to its last round: "
                 f"{row['unfinished']}"
             )
-    if json:
-        terminal.as_json({"runs": rows} | ({"devices": devices} if by_device else {}))
-        return
-    epsilons = shown_epsilons(rows)
-    columns = _columns(rows[0]["budget_mb"], [EPSILONS[key] for key in epsilons])
-    lines = [_cells(row, epsilons) for row in rows]
-    show = _show_markdown if markdown else terminal.table
-    show(columns, lines)
-    if clock:
-        heads = dict.fromkeys((name for name, _ in clock.heads), "right")
+    if found:
+        terminal.note("warning: these runs differ in what a comparison should keep equal:")
+    for inequality in found:
+        without = ", so that there is no verdict"
+        if inequality.forbids:
+            axes = "" if "mb" in inequality.forbids else " on time and energy"
+            terminal.note(f"  {inequality.sentence}{without}{axes}")
+        else:
+            terminal.note(f"  {inequality.sentence}")
+
+
+# --------------------------------------------------------------------------- tables
+
+
+def _show_answers(answered: "Sequence[Answer]", *, several: bool) -> None:
+    from fedp3.report.answers import sentence
+
+    for answer in answered if several else ():
+        terminal.line(_plain(sentence(answer)))
+
+
+def _tables(
+    answered: "Sequence[Answer]",
+    rows: Sequence[Mapping[str, Any]],
+    found: "Sequence[Inequality]",
+    to_target: Any,
+    devices: Sequence[Mapping[str, Any]],
+) -> list[Table]:
+    """All tables, each with the fewest columns that make sense together."""
+    tables = [_standings(answer) for answer in answered] if len(rows) > 1 else []
+    tables += [_scores(rows), _costs(rows, found)]
+    if to_target:
+        heads = dict.fromkeys((name for name, _ in to_target.heads), "right")
         cells = [
-            [str(row["run"]), *map(_cell, line)]
-            for row, line in zip(rows, clock.lines, strict=True)
+            [str(row["run"]), *(_plain(" ".join(cell).strip()) for cell in line)]
+            for row, line in zip(rows, to_target.lines, strict=True)
         ]
-        show({"run": "left"} | heads, cells, clock.title)
+        tables.append(({"run": "left"} | heads, cells, _plain(to_target.title)))
     if devices:
-        show(DEVICE_COLUMNS, _device_cells(devices), "By device")
-    _show_guarantees(rows)
-    if markdown:
-        return
-    for explanation in EXPLANATIONS:
-        terminal.line(explanation)
-    for explanation in CLOCK_EXPLANATIONS if clock else ():
-        terminal.line(explanation)
-    for explanation in DEVICE_EXPLANATIONS if devices else ():
-        terminal.line(explanation)
-    terminal.line(
-        "next: " + terminal.command("report", *run_folders(folders), "--out", "compare.html")
-    )
+        tables.append((DEVICE_COLUMNS, _device_cells(devices), "By device"))
+    return tables
 
 
-def _columns(budget: object, epsilons: Sequence[str]) -> dict[str, str]:
-    at_budget = f"{budget:.3g} MB" if isinstance(budget, float) else "equal MB"
-    numbers = [
-        "seeds",
-        "G",
-        "D",
-        "P",
-        "worst",
-        "MB up",
-        "MB down",
-        "GFLOP",
-        "fleet s",
-        "seconds",
-        f"G, P at {at_budget}",
-    ]
-    return {"run": "left", **dict.fromkeys([*numbers, *epsilons], "right")}
+def _plain(text: str) -> str:
+    return text.replace("\u00a0", " ")
 
 
-def _refuse_without_devices(by_device: bool, target: bool) -> None:
-    """Raise if options were given that none of the runs has an answer to."""
-    needs = {
-        "--by-device needs a run with [devices]": by_device,
-        "--target needs a run with a virtual clock, which runs with [devices] have": target,
+def _standings(answer: "Answer") -> Table:
+    from fedp3.report.answers import points
+    from fedp3.report.text import percent_stat
+
+    columns = {
+        "run": "left",
+        answer.kind: "right",
+        f"against {answer.reference}": "right",
+        "verdict": "left",
     }
-    wrong = [f"{reason}, and none of these has one" for reason, given in needs.items() if given]
-    if wrong:
-        raise InputError("; ".join(wrong))
+    cells = []
+    for s in answer.standings:
+        against = points(s.difference) if s.difference else "-" if s.run != answer.reference else ""
+        why = f" ({s.reason})" if s.reason else ""
+        cells.append([s.run, _plain(percent_stat(s.score)), against, f"{s.verdict}{why}"])
+    return columns, cells, f"At {_plain(answer.place)}"
 
 
-def _cell(cell: tuple[str, str]) -> str:
-    return " ".join(cell).strip()
+def _scores(rows: Sequence[Mapping[str, Any]]) -> Table:
+    columns = {"run": "left", **dict.fromkeys(("seeds", "G", "D", "P", "worst"), "right")}
+    cells = [
+        [
+            str(row["run"]),
+            str(row["seeds"]),
+            *(_with_spread(row, kind) for kind in SCORES),
+            terminal.share(row["worst"]),
+        ]
+        for row in rows
+    ]
+    return columns, cells, "Scores at the end"
+
+
+def _costs(rows: Sequence[Mapping[str, Any]], found: "Sequence[Inequality]") -> Table:
+    from fedp3.report.comparison import EPSILONS, shown_epsilons
+    from fedp3.report.equality import FLEET
+
+    epsilons = shown_epsilons(rows)
+    # Times on different fleets must not stand side by side.
+    fleet = [] if any(i.condition == FLEET for i in found) else ["fleet_seconds"]
+    energy = ["joules"] if any(row["joules"] is not None for row in rows) else []
+    heads = {"gflop": "GFLOP", "fleet_seconds": "fleet s", "joules": "J", "seconds": "seconds"}
+    numbers = ["gflop", *fleet, *energy, "seconds"]
+    names = ["MB up", "MB down", *(heads[key] for key in numbers)]
+    columns = {"run": "left"} | dict.fromkeys([*names, *(EPSILONS[k] for k in epsilons)], "right")
+    cells = []
+    for row in rows:
+        traffic = [
+            f"{row[f'mb_{way}']:.1f} ({terminal.share(row[f'share_{way}'], 0)})"
+            for way in ("up", "down")
+        ]
+        spent = ["-" if row[key] is None else f"{row[key]:.2f}" for key in epsilons]
+        cells.append([str(row["run"]), *traffic, *(_number(row[key]) for key in numbers), *spent])
+    return columns, cells, "Cost of the entire run"
 
 
 def _device_cells(devices: Sequence[Mapping[str, Any]]) -> list[list[str]]:
@@ -176,20 +285,6 @@ def _show_guarantees(rows: Sequence[Mapping[str, Any]]) -> None:
             terminal.line(f"\n{row['run']}: {terminal.guarantee(row['privacy'])}")
         if row["client_privacy"]:
             terminal.line(f"\n{row['run']}: {terminal.client_guarantee(row['client_privacy'])}")
-
-
-def _cells(row: Mapping[str, Any], epsilons: Sequence[str]) -> list[str]:
-    cells = [str(row["run"]), str(row["seeds"])]
-    cells += [_with_spread(row, kind) for kind in ("G", "D", "P")]
-    cells.append(terminal.share(row["worst"]))
-    cells += [
-        f"{row[f'mb_{way}']:.1f} ({terminal.share(row[f'share_{way}'], 0)})"
-        for way in ("up", "down")
-    ]
-    cells += [_number(row["gflop"]), _number(row["fleet_seconds"]), f"{row['seconds']:.1f}"]
-    cells.append(f"{terminal.share(row['G_at_mb'])}, {terminal.share(row['P_at_mb'])}")
-    cells += ["-" if row[key] is None else f"{row[key]:.2f}" for key in epsilons]
-    return cells
 
 
 def _with_spread(row: Mapping[str, Any], kind: str) -> str:

@@ -49,7 +49,7 @@ Target = Annotated[
         "--target",
         min=0.0,
         max=1.0,
-        help="The G that runs with devices are timed to, as in 0.8; "
+        help="The G whose cost is measured, in rounds, MB and virtual time, as in 0.8; "
         "by default 98 % of the best final G of these runs",
         show_default=False,
     ),

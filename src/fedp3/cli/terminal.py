@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from fedp3.server.context import RoundRecord
 
 SIMULATED = {"seeded": ", simulation only: whoever knows run.seed can remove the noise"}
+GAP, EDGES = 3, 2  # columns between two cells of a table, and left and right of it
 WIDE = 200  # columns of output that does not go to a terminal, so that nothing is shortened
 out = Console() if sys.stdout.isatty() else Console(width=WIDE)
 err = Console(stderr=True)
@@ -49,12 +51,54 @@ def table(
         rows: the cells.
         title: is printed above the table.
     """
-    shown = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    for name, side in columns.items():
-        shown.add_column(name, justify=side, no_wrap=side == "right")  # type: ignore[arg-type]
-    for row in rows:
-        shown.add_row(*map(escape, row))  # a folder may be called runs/x[1]
-    out.print(shown)
+    if title is not None:
+        out.print(f"\n{title}", style="bold", highlight=False, markup=False, soft_wrap=True)
+    needed = {
+        name: max([cell_len(name), *(_needed(row[k], side, k) for row in rows)])
+        for k, (name, side) in enumerate(columns.items())
+    }
+    for names in _parts(needed, out.width):
+        shown = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+        indices = [list(columns).index(name) for name in names]
+        for name in names:
+            shown.add_column(
+                escape(name),
+                justify=columns[name],  # type: ignore[arg-type]
+                no_wrap=columns[name] == "right" or name == names[0],
+                min_width=needed[name],
+                overflow="fold",
+            )
+        for row in rows:
+            # a folder may be called runs/x[1]
+            shown.add_row(*(escape(row[index]) for index in indices))
+        out.print(shown, crop=False)
+
+
+def _parts(needed: Mapping[str, int], width: int) -> list[list[str]]:
+    """The columns of a table in parts that fit into the terminal, each with the first column.
+
+    A part whose two columns do not fit is wider than the terminal: nothing is ever cut.
+
+    Args:
+        needed: the least width of each column.
+        width: the width of the terminal.
+    """
+    first, *others = needed
+    parts, used = [[first]], EDGES + needed[first]
+    for name in others:
+        if len(parts[-1]) > 1 and used + GAP + needed[name] > width:
+            parts.append([first])
+            used = EDGES + needed[first]
+        parts[-1].append(name)
+        used += GAP + needed[name]
+    return parts
+
+
+def _needed(cell: str, side: str, k: int) -> int:
+    """The least width of a cell: a text other than the first column may be wrapped at words."""
+    if side == "right" or k == 0:
+        return cell_len(cell)
+    return max(map(cell_len, cell.split()), default=0)
 
 
 def as_json(value: Mapping[str, Any]) -> None:

@@ -95,7 +95,7 @@ def _wrong_sizes(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
     reasons = {
         f"[run] clients_per_round: {per_round}{default} of {n} clients; set 1 to {n}, or 0 for "
         "all": per_round > n,
-        f"[run] quorum: {c.run.quorum} updates of {participants} participants can never come": (
+        f"[run] quorum: {c.run.quorum}, more than the {participants} participants of a round": (
             c.run.quorum > participants
         ),
         f"[partition] sizes: {_length(c.partition.sizes)} numbers for {n} clients": (

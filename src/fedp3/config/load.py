@@ -76,6 +76,10 @@ def read_toml(path: Path) -> dict[str, Any]:
         raise ConfigError(f"no config at {path}; write one with: fedp3 init {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not TOML: {error}") from None
+    except IsADirectoryError:
+        inside = path / "config.toml"
+        hint = f"; did you mean {inside}?" if inside.exists() else ", want a TOML file"
+        raise ConfigError(f"{path} is a folder{hint}") from None
     except OSError as error:
         raise ConfigError(f"cannot read {path}: {error.strerror}") from None
 
@@ -131,7 +135,9 @@ def _override(raw: Mapping[str, Any], overrides: Sequence[str]) -> tuple[dict[st
             form = "section.key=value (as in local.lr=0.05)"
             if name.startswith("method"):
                 form = "method=NAME"
-            mistakes.append(f"override {text!r} is not of the form {form}")
+            homes = [s for s, kind in SECTIONS.items() if equals and name in fields_of(kind)]
+            hint = f"; did you mean {' or '.join(f'{s}.{text}' for s in homes)}?" if homes else ""
+            mistakes.append(f"override {text!r} is not of the form {form}{hint}")
             continue
         target = merged.setdefault(section, {}) if dot else merged
         if isinstance(target, dict):

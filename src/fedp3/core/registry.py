@@ -21,7 +21,8 @@ T = TypeVar("T")
 def suggestion(name: str, known: Iterable[str]) -> str:
     """Return the end of an error message: the nearest known name, or all known names."""
     names = sorted(known)
-    near = get_close_matches(name, names, n=1, cutoff=0.6)
+    near = [n for n in names if n.lower() == name.lower()]
+    near = near or get_close_matches(name, names, n=1, cutoff=0.6)
     return f"did you mean {near[0]!r}?" if near else f"known: {', '.join(names)}"
 
 

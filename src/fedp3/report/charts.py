@@ -11,8 +11,6 @@ from dataclasses import dataclass, replace
 
 from fedp3.report import text
 from fedp3.report.clock import (
-    Target,
-    choose_target,
     has_clock,
     joules,
     score_by_energy,
@@ -27,20 +25,25 @@ from fedp3.report.runs import (
     Seed,
     bytes_curve,
     dense_curve,
+    final,
     loss_curve,
     over_seeds,
     score_by_mb,
     score_curve,
+    shown_kinds,
 )
+from fedp3.report.targets import Target, choose_target
 
 MOST_POINTS = 240  # points of one line; more cannot be distinguished on a screen
+MOST_BARS = 12  # bars of one line
 GREY = -1
 ALL_RUNS = -1
 PER_CLIENT = "Mean over clients, each on its test samples."
 NOTES = {
     "G": PER_CLIENT,
     "D": "The pruned model as a client receives it, before local training.",
-    "P": "Mean over the round's participants, each on its test samples after local training.",
+    "P": "P is a mean over the round's participants, after local training.",
+    "C": "On the test part that comes with the data set.",
     "loss": "Training loss of the round's participants; test loss of G, mean over clients.",
     "bytes": "Dense FedAvg sends the full model both ways, with the same participants.",
     "mb": "Traffic of all rounds so far, up and down together.",
@@ -52,7 +55,7 @@ WAYS = {"down": "server to clients", "up": "clients to server"}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One line of a chart; its band is one standard deviation over seeds on each side."""
+    """One line of a chart; its bars are one standard deviation over seeds on each side."""
 
     label: str
     run: int  # index of the run, or ALL_RUNS
@@ -116,14 +119,26 @@ def figures(runs: Sequence[Run], target: float | None = None) -> list[Figure]:
 def _scores(runs: Sequence[Run]) -> tuple[Chart, ...]:
     if len(runs) == 1:
         lines = _kinds(runs, score_curve)
-        note = f"{PER_CLIENT} P is over the round's participants only."
+        note = f"{PER_CLIENT} {_about_p(runs)}"
         return (_chart("Accuracy by round", "accuracy", text.percent, lines, note),)
-    panels = {kind: [_line(runs, i, score_curve(kind)) for i in range(len(runs))] for kind in KINDS}
+    kinds = shown_kinds(runs)
+    panels = {kind: [_line(runs, i, score_curve(kind)) for i in range(len(runs))] for kind in kinds}
     limits = _limits([line for lines in panels.values() for line in lines])
+    notes = NOTES | {"P": _about_p(runs)}
     return tuple(
-        _chart(f"{kind}: {KINDS[kind]}", "accuracy", text.percent, lines, NOTES[kind], limits)
+        _chart(f"{kind}: {KINDS[kind]}", "accuracy", text.percent, lines, notes[kind], limits)
         for kind, lines in panels.items()
     )
+
+
+def _about_p(runs: Sequence[Run]) -> str:
+    """Whom the curve of P is over, and the P of tables, which is over other clients."""
+    finals = {run.name: final(run, "P") for run in runs if all(s.result for s in run.seeds)}
+    known = {name: text.percent(P.mean) for name, P in finals.items() if P is not None}
+    if not known:
+        return NOTES["P"]
+    shown = ", ".join(known.values() if len(runs) == 1 else (f"{n} {P}" for n, P in known.items()))
+    return f"{NOTES['P']} Over all clients, at the end, it is {shown}."
 
 
 def _losses(runs: Sequence[Run]) -> tuple[Chart, ...]:
@@ -137,8 +152,12 @@ def _losses(runs: Sequence[Run]) -> tuple[Chart, ...]:
         lines.append(
             _line(runs, i, test, f"{prefix}test (G)", dashed=True, colour=test_colour),
         )
-    limits = _limits(lines, zero=True)
-    return (_chart("Loss by round", "loss", text.number, lines, NOTES["loss"], limits),)
+    note = NOTES["loss"]
+    if any(run.seeds[0].config.get("privacy", {}).get("enabled") for run in runs):
+        note += " Under LDP clients do not return their training loss."
+    recorded = [line for line in lines if line.points] or lines
+    limits = _limits(recorded, zero=True)
+    return (_chart("Loss by round", "loss", text.number, recorded, note, limits),)
 
 
 def _bytes(runs: Sequence[Run]) -> tuple[Chart, ...]:
@@ -242,10 +261,10 @@ def _against(chart: Chart, x: str, unit: text.Unit, note: str) -> Chart:
 
 
 def _kinds(runs: Sequence[Run], curve: Callable[[str], Callable[[Seed], Curve]]) -> list[Series]:
-    """G, D and P of the only run; D is dashed, since it often coincides with G."""
+    """The scores of the only run; D is dashed, since it often coincides with G."""
     return [
-        _line(runs, 0, curve(kind), f"{kind}, {meaning}", colour=colour, dashed=kind == "D")
-        for colour, (kind, meaning) in enumerate(KINDS.items())
+        _line(runs, 0, curve(kind), f"{kind}, {KINDS[kind]}", colour=colour, dashed=kind == "D")
+        for colour, kind in enumerate(shown_kinds(runs))
     ]
 
 
@@ -288,7 +307,7 @@ def _chart(
 
 
 def _limits(lines: Sequence[Series], *, zero: bool = False) -> tuple[float, float]:
-    """The range of y with all bands; it is never empty, and that of shares stays within 0 and 1."""
+    """The range of y with all bars; it is never empty, and that of shares stays within 0 and 1."""
     low = min((p.y - p.spread for s in lines for p in s.points), default=0.0)
     high = max((p.y + p.spread for s in lines for p in s.points), default=1.0)
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
@@ -296,6 +315,17 @@ def _limits(lines: Sequence[Series], *, zero: bool = False) -> tuple[float, floa
         return 0.0, high + margin
     top = high + margin
     return max(0.0, low - margin), min(1.0, top) if high <= 1 else top
+
+
+def marked(points: Sequence[Point], offset: int = 0) -> Sequence[Point]:
+    """The points that have a bar for their spread: at most MOST_BARS, evenly spaced.
+
+    Args:
+        points: the points of a line.
+        offset: where to begin, so that the bars of several dense lines do not coincide.
+    """
+    step = -(-len(points) // MOST_BARS)
+    return points if step <= 1 else points[offset % step :: step]
 
 
 def thin(points: Sequence[Point]) -> Sequence[Point]:

@@ -1,44 +1,12 @@
-"""Virtual time and energy of runs: totals, curves, and what a target accuracy took.
+"""Virtual time and energy of runs: totals and curves.
 
 Runs with devices have a virtual clock.  Every function here returns None or nothing for a run
 without one.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
-from fedp3.report.runs import Curve, Json, Run, Seed, final, mean
-
-DEFAULT_SHARE = 0.98  # of the best final G, if nobody sets a target
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """An accuracy that runs are timed to, and where it comes from."""
-
-    G: float
-    origin: str = ""  # empty if the user set it
-
-
-def choose_target(runs: Sequence[Run], wanted: float | None = None, last: int = 1) -> Target | None:
-    """The target of a comparison; None if no run has a clock or none was evaluated.
-
-    Args:
-        runs: all runs that are compared, with and without a clock.
-        wanted: the G that the user asks for; None means a share of the best final G.
-        last: G is a mean over this many last evaluations, as in the comparison.
-    """
-    if not any(map(has_clock, runs)):
-        return None
-    if wanted is not None:
-        return Target(wanted)
-    finals = {run.name: mean(final(run, "G", last=last)) for run in runs}
-    known = {name: G for name, G in finals.items() if G is not None}
-    if not known:
-        return None
-    best = max(known, key=known.__getitem__)  # the first of equal ones
-    origin = f"{100 * DEFAULT_SHARE:.0f} % of the final G"
-    return Target(DEFAULT_SHARE * known[best], f"{origin} of {best}" if len(runs) > 1 else origin)
+from fedp3.report.runs import Curve, Json, Run, Seed, start
 
 
 def has_clock(run: Run) -> bool:
@@ -72,9 +40,12 @@ def joules(seed: Seed) -> float | None:
 def score_by_time(kind: str, unit: float = 1.0) -> Callable[[Seed], Curve]:
     """G, D or P by the virtual time at the end of the round, in units of so many seconds."""
     return lambda seed: [
-        (event["round"], clock["ended"] / unit, event[kind]["mean"])
-        for event, clock in clocks(seed)
-        if event[kind]
+        *(start(seed, kind) if clocks(seed) else ()),
+        *(
+            (event["round"], clock["ended"] / unit, event[kind]["mean"])
+            for event, clock in clocks(seed)
+            if event.get(kind)
+        ),
     ]
 
 
@@ -85,28 +56,15 @@ def score_by_energy(kind: str, unit: float = 1.0) -> Callable[[Seed], Curve]:
     """
 
     def curve(seed: Seed) -> Curve:
-        spent, points = 0.0, []
-        for event, clock in clocks(seed):
+        timed = clocks(seed)
+        known = bool(timed) and timed[0][1]["joules"] is not None
+        spent, points = 0.0, [*start(seed, kind)] if known else []
+        for event, clock in timed:
             if clock["joules"] is None:
                 break
             spent += clock["joules"]
-            if event[kind]:
+            if event.get(kind):
                 points.append((event["round"], spent / unit, event[kind]["mean"]))
         return points
 
     return curve
-
-
-def first_at(curve: Curve, target: float) -> float | None:
-    """The x of the first point at or above the target; None if there is none."""
-    return next((x for _, x, y in curve if y >= target), None)
-
-
-def seconds_to(seed: Seed, target: float) -> float | None:
-    """Virtual time until the first evaluated round with this G."""
-    return first_at(score_by_time("G")(seed), target)
-
-
-def joules_to(seed: Seed, target: float) -> float | None:
-    """Energy until the first evaluated round with this G."""
-    return first_at(score_by_energy("G")(seed), target)

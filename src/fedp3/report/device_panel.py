@@ -17,8 +17,8 @@ from fedp3.report.device_svg import (
     timeline_tips,
 )
 from fedp3.report.fleets import fleet
-from fedp3.report.panels import Table
 from fedp3.report.runs import Run, mean
+from fedp3.report.table import Head, Table, plain
 from fedp3.report.timelines import note, timeline
 
 WIDE, NARROW = 560, 320  # pixels of the two drawings of a picture
@@ -105,25 +105,31 @@ def _both(
     return draw(key, WIDE), draw(narrow, NARROW)
 
 
-CLASS_HEADS = (
-    ("Device", False),
-    ("Clients", True),
-    ("In full (L_i)", False),
-    ("Memory, GB", True),
-    ("GFLOP/s", True),
-    ("Round (s)", True),
-    ("Binding limit", False),
-    ("Used", True),
-    ("D", True),
-    ("P", True),
-)
+COLUMNS: Mapping[str, str] = {  # heading -> meaning
+    "Device": "name of the device",
+    "Clients": "clients that have it",
+    "In full (L_i)": "layers that it trains in full and uploads",
+    "Memory, GB": "memory of the device",
+    "GFLOP/s": "sustained speed",
+    "Round (s)": "seconds of a round, as planned",
+    "Binding limit": "what keeps it from training more",
+    "Used": "share of its tasks whose update was aggregated",
+    "D": "accuracy of the model as dispatched, mean over its clients",
+    "P": "accuracy after one local update, mean over its clients",
+}
+TEXTS = ("Device", "In full (L_i)", "Binding limit")  # columns that hold no numbers
 
 
 def class_table(classes: Sequence[DeviceClass]) -> Table:
     """A line for each device."""
     return Table(
-        CLASS_HEADS,
-        tuple(
+        name="devices",
+        title="Means over the clients of each device",
+        heads=tuple(
+            Head(name=name, meaning=meaning, number=name not in TEXTS)
+            for name, meaning in COLUMNS.items()
+        ),
+        rows=plain(
             (
                 c.name,
                 f"{c.clients:g}" if c.clients == round(c.clients) else f"{c.clients:.1f}",

@@ -148,7 +148,7 @@ def _lines(panels: Sequence[Chart]) -> Callable[[], "Figure"]:
 
 
 def _panel(ax: Any, chart: Chart) -> None:
-    for s in chart.series:
+    for k, s in enumerate(chart.series):
         x, y, spread = (
             np.array([getattr(p, k) for p in s.points], dtype=float) for k in ("x", "y", "spread")
         )
@@ -165,8 +165,19 @@ def _panel(ax: Any, chart: Chart) -> None:
             label=f"\u200a{s.label}",  # a leading underscore would hide the line from the legend
         )
         if spread.any():
-            ax.fill_between(x, y - spread, y + spread, color=colour, alpha=0.16, lw=0)
+            barred = charts.marked(s.points, k)
+            ax.errorbar(
+                [p.x for p in barred],
+                [p.y for p in barred],
+                [p.spread for p in barred],
+                fmt="none",
+                ecolor=colour,
+                alpha=0.7,
+                capsize=2.5,
+                lw=1.2,
+            )
     ax.set(title=chart.title, xlabel=chart.x, ylabel=chart.y, ylim=chart.limits)
+    ax.set_xlim(left=0)
     if chart.share:
         ax.yaxis.set_major_formatter(lambda v, _: f"{100 * v:g} %")
     if chart.by_round:

@@ -2,6 +2,7 @@
 
 The template escapes all text.  The page's security policy allows the script and the style sheet by
 their hashes and nothing else, so that even markup that was not escaped could neither run nor load.
+Every picture is drawn for wide screens and for narrow ones, so that its text stays legible.
 """
 
 import base64
@@ -15,43 +16,36 @@ from typing import Any
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from fedp3.core.errors import RunError
+from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import write_atomic
-from fedp3.report import text
+from fedp3.report.answers import answers
 from fedp3.report.charts import Figure, figures
-from fedp3.report.clock_table import clock_table
-from fedp3.report.comparison import compare_runs, shown_epsilons
+from fedp3.report.comparison import compare_runs
 from fedp3.report.device_panel import device_panel
+from fedp3.report.equality import FLEET, inequalities
+from fedp3.report.headline import headline
 from fedp3.report.panels import run_panel
-from fedp3.report.runs import Json, Run, load_runs
+from fedp3.report.run_tables import comparison_table, reach_table, standings_table
+from fedp3.report.runs import Run, load_runs
 from fedp3.report.svg import line_chart, line_tips
 
-# Width and height of a chart: two panels side by side, or three in a comparison.
-WIDE = dict.fromkeys(("accuracy", "loss", "bytes", "accuracy-per-mb"), (560, 320))
-NARROW = dict.fromkeys(("bytes", "accuracy-per-mb"), (400, 300))
-# Charts of virtual time and energy, of which a run without devices has none, are drawn twice.
+# Width and height of a chart: two side by side, three in a comparison, and on a narrow screen.
+WIDE, THIRD, NARROW = (560, 320), (350, 290), (330, 270)
+THIRDS = ("bytes", "accuracy-per-mb")
 CLOCK_CHARTS = ("accuracy-per-time", "accuracy-per-energy")
-CLOCK_SIZES = {"": (560, 320), "-narrow": (330, 270)}
-COLUMNS: Mapping[str, str] = {  # heading -> meaning, in the table that compares runs
-    "Run": "name of the run folder",
-    "Method": "sets the defaults of plan, pruning and aggregation",
-    "Seeds": "number of runs that are averaged",
-    "G": "accuracy of the server model, mean over clients",
-    "D": "accuracy of the model as dispatched, before local training",
-    "P": "accuracy after one local update",
-    "Worst client": "lowest G of any client",
-    "MB up": "clients to server, over the entire run",
-    "MB down": "server to clients, over the entire run",
-    "G at budget": "G after this much traffic, up and down, which every run has reached",
-    "GFLOP": "local training of one client over the entire run, mean over clients",
-    "Fleet (s)": "time of all rounds on the devices, or on devices as capable as their keep "
-    "share where none are described",
-    "Time (s)": "measured time of the entire run on the machine that ran it",
-    "Rejected": "updates that the server rejected",
-}
-EPSILON_COLUMNS: Mapping[str, tuple[str, str]] = {  # key of a row -> heading and meaning
-    "epsilon_max": ("ε", "largest of any client"),
-    "client_epsilon": ("client-level ε", "of every client, against all who see the models"),
+GLOSSARY: Mapping[str, str] = {
+    "W": "the server's network",
+    "L_i": "the layers that client i trains in full and uploads",
+    "P_i": "what client i receives of its other layers after pruning; their share is called keep",
+    "Q_i": "what local pruning retains of those layers in one local step",
+    "G": "accuracy of the server's model on each client's own test samples, mean over clients",
+    "D": "the same for the model as dispatched to the client: pruned, before local training",
+    "P": "the same after one local update. In curves it is over the participants of each round, in "
+    "tables over all clients at the end. It is not P_i",
+    "C": "accuracy of the server's model on the test part that comes with the data set, the number "
+    "that most papers print; shown where a run has it",
+    "dense": "without pruning; dense FedAvg sends the full model both ways to the same clients",
+    "virtual time": "time on the described devices, computed and not measured",
 }
 
 
@@ -63,11 +57,12 @@ def write_report(
     Args:
         folders: the run folders.
         out: the page; None writes report.html into the first run folder.
-        target: the G that runs with a virtual clock are timed to; None means 98 % of the best
-            final G of these runs.
+        target: the G whose cost is measured; None means 98 % of the best final G of these runs.
     """
     runs = load_runs(folders)
     path = Path(out) if out is not None else runs[0].folder / "report.html"
+    if path.is_dir():
+        raise InputError(f"{path} is a folder; name the page to write, as in {path}/report.html")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -85,13 +80,6 @@ def render(runs: Sequence[Run], target: float | None = None) -> str:
         target: see `write_report`.
     """
     tips: dict[str, Any] = {}
-    panels = [run_panel(runs, i, tips) for i in range(len(runs))]
-    sizes = WIDE if len(runs) == 1 else WIDE | NARROW
-    drawn = {figure.name: figure for figure in figures(runs, target)}
-    charts = {name: _drawn(drawn[name], size, tips) for name, size in sizes.items()}
-    clock_charts = [_drawn_twice(drawn[name], tips) for name in CLOCK_CHARTS if name in drawn]
-    rows = compare_runs(runs, target=target)
-    epsilons = shown_epsilons(rows)
     environment = Environment(
         loader=PackageLoader("fedp3.report", "template"),
         autoescape=True,
@@ -104,21 +92,36 @@ def render(runs: Sequence[Run], target: float | None = None) -> str:
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
+    rows = compare_runs(runs, target=target)
     return environment.get_template("report.html").render(
         title=" against ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs",
+        headline=headline(runs, target),
         seeds=max(len(run.seeds) for run in runs),
-        runs=panels,
+        runs=[run_panel(runs, i, tips) for i in range(len(runs))],
         devices=[device_panel(run, i, tips) for i, run in enumerate(runs)],
-        charts=charts,
-        clock=clock_table(rows),
-        clock_charts=clock_charts,
-        columns=_columns(rows, epsilons),
-        rows=[_cells(row, epsilons) for row in rows],
+        charts=_charts(runs, target, tips),
+        clock_charts=CLOCK_CHARTS,
+        **_tables(runs, rows),
+        glossary=GLOSSARY,
         data=_json(tips),
         style=Markup(style),
         script=Markup(script),
         policy=policy,
     )
+
+
+def _tables(runs: Sequence[Run], rows: Sequence[dict[str, object]]) -> dict[str, Any]:
+    """The tables that compare runs; a single run has only that of its target."""
+    reach = reach_table(rows)
+    if len(runs) == 1:
+        return {"standings": [], "comparison": None, "reach": reach}
+    one_fleet = all(i.condition != FLEET for i in inequalities(runs))
+    index = {run.name: i for i, run in enumerate(runs)}
+    return {
+        "standings": [standings_table(answer, index) for answer in answers(runs)],
+        "comparison": comparison_table(rows, one_fleet=one_fleet),
+        "reach": reach,
+    }
 
 
 def _file(name: str) -> str:
@@ -137,59 +140,31 @@ def _json(value: Any) -> Markup:
     return Markup(plain)
 
 
-def _drawn_twice(figure: Figure, tips: dict[str, Any]) -> dict[str, Any]:
-    """The only panel of a figure, for wide and for narrow screens."""
-    both = [_drawn(figure, size, tips, suffix)[0] for suffix, size in CLOCK_SIZES.items()]
-    return both[0] | {"wide": both[0]["svg"], "narrow": both[1]["svg"]}
+def _charts(
+    runs: Sequence[Run], target: float | None, tips: dict[str, Any]
+) -> dict[str, list[dict[str, Any]]]:
+    """Name of a figure -> its panels."""
+    drawn = {}
+    for figure in figures(runs, target):
+        size = THIRD if len(runs) > 1 and figure.name in THIRDS else WIDE
+        drawn[figure.name] = _drawn(figure, size, tips)
+    return drawn
 
 
-def _drawn(
-    figure: Figure, size: tuple[int, int], tips: dict[str, Any], suffix: str = ""
-) -> list[dict[str, Any]]:
+def _drawn(figure: Figure, size: tuple[int, int], tips: dict[str, Any]) -> list[dict[str, Any]]:
     """A figure's panels as SVG with their legends; adds to `tips` what they show on hover."""
     panels = []
     for i, chart in enumerate(figure.panels):
-        key = f"{figure.name}-{i}{suffix}"
+        key = f"{figure.name}-{i}"
         tips[key] = line_tips(chart, *size)
-        legend = [(line["name"], line["mark"]) for line in tips[key]["lines"]]
-        drawing = line_chart(chart, key, *size)
-        panels.append({"title": chart.title, "svg": drawing, "legend": legend, "note": chart.note})
+        tips[f"{key}-narrow"] = {"x": line_tips(chart, *NARROW)["x"], "texts_of": key}
+        panels.append(
+            {
+                "title": chart.title,
+                "wide": line_chart(chart, key, *size),
+                "narrow": line_chart(chart, f"{key}-narrow", *NARROW),
+                "legend": [(line["name"], line["mark"]) for line in tips[key]["lines"]],
+                "note": chart.note,
+            }
+        )
     return panels
-
-
-# --------------------------------------------------------------------------- comparison
-
-
-def _columns(rows: Sequence[Json], epsilons: Sequence[str]) -> list[tuple[str, str]]:
-    budget = text.mb(rows[0]["budget_mb"])
-    columns = [(name.replace("budget", budget), meaning) for name, meaning in COLUMNS.items()]
-    return columns + [EPSILON_COLUMNS[key] for key in epsilons]
-
-
-def _cells(row: Json, epsilons: Sequence[str]) -> list[tuple[str, str]]:
-    """The cells of one line of the comparison, each with a small note."""
-
-    def accuracy(kind: str) -> tuple[str, str]:
-        std = row[f"{kind}_std"]
-        return text.percent(row[kind]), "" if std is None else f"± {100 * std:.1f}"
-
-    def traffic(way: str) -> tuple[str, str]:
-        share = row[f"share_{way}"]
-        note = "" if share is None else f"{100 * share:.0f} % of dense"
-        return text.number(row[f"mb_{way}"]), note
-
-    cells = [
-        (row["run"], ""),
-        (row["method"], ""),
-        (str(row["seeds"]), ""),
-        *(accuracy(kind) for kind in "GDP"),
-        (text.percent(row["worst"]), ""),
-        traffic("up"),
-        traffic("down"),
-        (text.percent(row["G_at_mb"]), ""),
-        (text.number(row["gflop"]), ""),
-        (text.number(row["fleet_seconds"]), ""),
-        (text.number(row["seconds"]), ""),
-        (str(row["rejected"]), ""),
-    ]
-    return cells + [(text.number(row[key]), "") for key in epsilons]

@@ -4,19 +4,19 @@ With several seeds the numbers are over all of them.  Plan, labels and clients d
 seed, so those of the first seed are shown.
 """
 
-import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from markupsafe import Markup
 
-from fedp3.config.toml import toml_value
 from fedp3.core.settings import OWN
 from fedp3.report import text
 from fedp3.report.clock import joules, virtual_seconds
 from fedp3.report.grids import Grid, label_grid, plan_grid
+from fedp3.report.guarantees import client_guarantee, client_statement, guarantee
+from fedp3.report.reproduction import Setting, commands_of, config_of, facts_of
 from fedp3.report.runs import (
     Json,
     Run,
@@ -29,14 +29,14 @@ from fedp3.report.runs import (
     rejections,
     score,
     seconds,
+    shown_kinds,
     stat,
 )
-from fedp3.report.svg import grid_picture, grid_tips
+from fedp3.report.svg import grid_box, grid_picture, grid_tips
+from fedp3.report.table import Head, Table, plain
 
-LONGEST_LIST = 12  # values of a setting that are shown
 MOST_REJECTIONS = 300  # rejections that are listed; all are counted
-# A setting of one run: key, value, whether it differs between the runs of the page.
-Setting = tuple[str, str, bool]
+NARROW = 330  # pixels of the drawings for narrow screens
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,11 +49,11 @@ class Card:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
-    """Rows under headings; each heading has a flag that is true if its column holds numbers."""
+class Drawings:
+    """A picture of clients for wide and for narrow screens."""
 
-    heads: tuple[tuple[str, bool], ...]
-    rows: tuple[tuple[str, ...], ...]
+    wide: Markup
+    narrow: Markup
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,10 +65,10 @@ class Panel:
     status: str
     finished: bool
     cards: tuple[Card, ...]
-    plan: Markup
+    plan: Drawings
     plan_legend: Mapping[str, str]
     plan_note: str
-    labels: Markup | None  # None if they equal those of the run `labels_as`
+    labels: Drawings | None  # None if they equal those of the run `labels_as`
     labels_as: str
     labels_note: str
     clients: Table
@@ -92,9 +92,6 @@ def run_panel(runs: Sequence[Run], i: int, tips: dict[str, Any]) -> Panel:
     plan = plan_grid(seed)
     labels = label_grid(seed.about["labels"], ids, "Label distribution")
     same = [j for j in range(i) if runs[j].seeds[0].about["labels"] == seed.about["labels"]]
-    tips[f"plan-{i}"] = grid_tips(plan)
-    if not same:
-        tips[f"labels-{i}"] = grid_tips(labels)
     rejected = _rejected(run)
     finished = all(s.result for s in run.seeds)
     privacy = seed.about.get("privacy") or {}
@@ -105,29 +102,36 @@ def run_panel(runs: Sequence[Run], i: int, tips: dict[str, Any]) -> Panel:
         status="finished" if finished else _progress(run),
         finished=finished,
         cards=_cards(run),
-        plan=grid_picture(plan, f"plan-{i}"),
+        plan=_drawings(plan, f"plan-{i}", tips),
         plan_legend=plan.legend,
         plan_note=_plan_note(run, plan),
-        labels=None if same else grid_picture(labels, f"labels-{i}"),
+        labels=None if same else _drawings(labels, f"labels-{i}", tips),
         labels_as=runs[same[0]].name if same else "",
         labels_note=labels.legend["label"],
         clients=_clients(seed),
-        reasons=tuple(Counter(reason for *_, reason in rejected.rows).most_common()),
-        rejected=Table(rejected.heads, rejected.rows[:MOST_REJECTIONS]),
+        reasons=tuple(Counter(reason for *_, (reason, _) in rejected.rows).most_common()),
+        rejected=replace(rejected, rows=rejected.rows[:MOST_REJECTIONS]),
         rejected_note=_rejected_note(run, len(rejected.rows)),
-        config=_config([r.seeds[0].config for r in runs], i),
-        facts=_facts(run),
-        guarantee=_guarantee(seed),
-        client_guarantee=_client_guarantee(seed),
-        client_statement=_client_statement(seed),
+        config=config_of([r.seeds[0].config for r in runs], i),
+        facts=facts_of(run),
+        guarantee=guarantee(seed),
+        client_guarantee=client_guarantee(seed),
+        client_statement=client_statement(seed),
         # W7 and C4 are lists, which the page shows as such
         warnings=tuple(text for code, text in warnings.items() if code not in ("W7", "C4")),
         unaccounted=tuple(privacy.get("unaccounted", ())),
-        commands=_commands(run),
+        commands=commands_of(run),
     )
 
 
-# --------------------------------------------------------------------------- headline
+def _drawings(grid: Grid, key: str, tips: dict[str, Any]) -> Drawings:
+    """Both drawings of a grid, which show the same texts on hover."""
+    tips[key] = grid_tips(grid)
+    tips[f"{key}-narrow"] = {"box": grid_box(grid, NARROW), "texts_of": key}
+    return Drawings(grid_picture(grid, key), grid_picture(grid, f"{key}-narrow", NARROW))
+
+
+# --------------------------------------------------------------------------- numbers
 
 
 def _summary(seed: Seed) -> str:
@@ -164,8 +168,13 @@ def _cards(run: Run) -> tuple[Card, ...]:
             text.percent_stat(final(run, "G")),
             f"10th percentile {text.percent(percentile)}",
         ),
-        Card("D, as dispatched", text.percent_stat(final(run, "D")), "pruned, untrained"),
-        Card("P, personal", text.percent_stat(final(run, "P")), "after one local update"),
+        Card("D, as dispatched", text.percent_stat(final(run, "D")), _dispatched(run)),
+        Card("P, personal", text.percent_stat(final(run, "P")), _personal(run)),
+        *(
+            Card("C, central", text.percent_stat(final(run, kind)), "the data set's own test part")
+            for kind in shown_kinds([run])
+            if kind == "C"
+        ),
         Card("Worst client", text.percent_stat(final(run, "G", "worst")), _worst(run)),
         _traffic_card(run, "Uploaded", "up"),
         _traffic_card(run, "Downloaded", "down"),
@@ -188,6 +197,17 @@ def _cards(run: Run) -> tuple[Card, ...]:
         worst = text.number(max(client_epsilons))
         cards.append(Card("Client-level ε", worst, "the server is trusted"))
     return (*cards, _model_card(run))
+
+
+def _dispatched(run: Run) -> str:
+    """What clients receive, which is all of the model where nothing is pruned."""
+    shares = {share for c in run.seeds[0].about["clients"] for share in c["keep"].values()}
+    return "the full model" if shares == {1.0} else "pruned, before training"
+
+
+def _personal(run: Run) -> str:
+    finished = all(seed.result for seed in run.seeds)
+    return f"after one update, of {'all clients' if finished else 'the last participants'}"
 
 
 def _model_card(run: Run) -> Card:
@@ -228,22 +248,31 @@ def _plan_note(run: Run, plan: Grid) -> str:
 # --------------------------------------------------------------------------- clients
 
 
-CLIENT_HEADS = (
-    ("Client", False),
-    ("Keep", True),
-    ("In full (L_i)", False),
-    ("Examples", True),
-    ("Parameters", True),
-    ("MFLOP / example", True),
-    ("Peak MB", True),
-    ("MB down", True),
-    ("MB up", True),
-    ("Accepted", True),
-    ("Late", True),
-    ("Rejected", True),
-    ("G", True),
-    ("P", True),
-)
+COLUMNS: Mapping[str, str] = {  # of the table of clients: heading -> meaning
+    "Client": "number of the client",
+    "Keep": "smallest share of a layer that the client receives",
+    "In full (L_i)": "layers that it trains in full and uploads",
+    "Examples": "training samples",
+    "Parameters": "number that it receives",
+    "MFLOP / example": "forward and backward pass over one sample",
+    "Peak MB": "memory of a local step, as planned",
+    "MB down": "received in a round",
+    "MB up": "sent in a round",
+    "Accepted": "updates that were aggregated",
+    "Late": "updates that came too late",
+    "Rejected": "updates that the server rejected",
+    "G": "accuracy of the server model on its test samples",
+    "P": "accuracy after one local update on its test samples",
+}
+EPSILON = Head(name="ε", meaning="spent by this client under LDP")
+TEXTS = ("Client", "In full (L_i)", "Reason")  # columns that hold no numbers
+
+
+def _heads(columns: Mapping[str, str]) -> tuple[Head, ...]:
+    return tuple(
+        Head(name=name, meaning=meaning, number=name not in TEXTS)
+        for name, meaning in columns.items()
+    )
 
 
 def _clients(seed: Seed) -> Table:
@@ -266,19 +295,34 @@ def _clients(seed: Seed) -> Table:
             *(text.percent(scores[kind].get(name)) for kind in ("G", "P")),
         )
         rows.append((*row, text.number(spent.get(name))) if spent else row)
-    heads = (*CLIENT_HEADS, ("ε", True)) if spent else CLIENT_HEADS
-    return Table(heads, tuple(rows))
+    heads = _heads(COLUMNS)
+    return Table(
+        name="clients",
+        title="Costs of each client per round, outcomes of its updates, and its final accuracy",
+        heads=(*heads, EPSILON) if spent else heads,
+        rows=plain(rows),
+    )
 
 
 def _rejected(run: Run) -> Table:
-    heads: tuple[tuple[str, bool], ...] = (("Round", True), ("Client", False), ("Reason", False))
     many = len(run.seeds) > 1
     rows: list[tuple[str, ...]] = []
     for seed in run.seeds:
         for t, client, reason in rejections(seed):
             row = (str(t), client, reason)
             rows.append((str(seed.config["run"]["seed"]), *row) if many else row)
-    return Table((("Seed", True), *heads) if many else heads, tuple(rows))
+    seed_column = {"Seed": "seed of the run"} if many else {}
+    columns = {
+        "Round": "round of the update",
+        "Client": "number of the client",
+        "Reason": "why the update was not used",
+    }
+    return Table(
+        name="rejected",
+        title="Rejected updates",
+        heads=_heads(seed_column | columns),
+        rows=plain(rows),
+    )
 
 
 def _rejected_note(run: Run, rejected: int) -> str:
@@ -293,142 +337,3 @@ def _rejected_note(run: Run, rejected: int) -> str:
     if rejected > MOST_REJECTIONS:
         note += f" The first {MOST_REJECTIONS} are listed."
     return note
-
-
-# --------------------------------------------------------------------------- reproduction
-
-
-def _config(configs: Sequence[Json], i: int) -> tuple[tuple[str, tuple[Setting, ...]], ...]:
-    """The config of run i by section, with a flag at every key that differs between the runs."""
-
-    def differs(section: str, key: str) -> bool:
-        return len({_shown(c.get(section, {}).get(key)) for c in configs}) > 1
-
-    return tuple(
-        (section, tuple((key, _shown(v), differs(section, key)) for key, v in keys.items()))
-        for section, keys in configs[i].items()
-        if isinstance(keys, Mapping) and keys.get("enabled", True)
-    )
-
-
-def _shown(value: Any) -> str:
-    """A value as TOML; long lists are shortened."""
-    if value is None:
-        return text.NONE
-    if isinstance(value, Sequence) and not isinstance(value, str) and len(value) > LONGEST_LIST:
-        start = toml_value(value[:LONGEST_LIST]).removesuffix("]")
-        return f"{start}, … {len(value)} in all]"
-    return toml_value(value)
-
-
-def _facts(run: Run) -> tuple[tuple[str, str], ...]:
-    about = run.seeds[0].about
-    shas = [
-        (str(s.config["run"]["seed"]), str(s.result.get("model_sha256") or "not finished"))
-        for s in run.seeds
-    ]
-    if len(shas) == 1:
-        seed, sha = shas[0]
-        models = [("seed", seed), ("model sha256", sha)]
-    else:
-        models = [("seeds", ", ".join(seed for seed, _ in shas))]
-        models += [(f"model sha256, seed {seed}", sha) for seed, sha in shas]
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    return (
-        *models,
-        ("config sha256", str(about["digest"])),
-        ("versions", versions),
-        ("folder", str(run.folder)),
-    )
-
-
-def _guarantee(seed: Seed) -> tuple[tuple[str, str], ...]:
-    """What LDP guarantees to a client of this run; empty without LDP."""
-    p: Json = seed.result.get("privacy") or seed.about.get("privacy") or {}
-    if not p:
-        return ()
-    spent = [f"{name} {text.number(value)}" for name, value in (p.get("spent") or {}).items()]
-    names = (
-        "delta",
-        "adjacency",
-        "sampling",
-        "sample_rate",
-        "noise_multiplier",
-        "clip",
-        "accountant",
-        "randomness",
-    )
-    return (
-        ("ε over clients", ", ".join(spent) or "the run is not finished"),
-        ("ε allowed", "no limit" if p["epsilon"] is None else str(p["epsilon"])),
-        *((name.replace("_", " "), str(p[name])) for name in names),
-        ("steps", f"{p['steps_per_task']} per task, {p['allowed_steps']:,} allowed"),
-        ("protects", "each training record of a client, against all who see its uploads"),
-    )
-
-
-def _client_privacy(seed: Seed) -> Json:
-    """The statement of client-level DP, after the run or as planned; empty without it."""
-    return seed.result.get("client_privacy") or seed.about.get("client_privacy") or {}
-
-
-def _client_guarantee(seed: Seed) -> tuple[tuple[str, str], ...]:
-    """What client-level DP guarantees to a client of this run; empty without it."""
-    p = _client_privacy(seed)
-    if not p:
-        return ()
-    spent = "the run is not finished"
-    if "spent" in p:
-        spent = "unbounded" if p["spent"] is None else text.number(p["spent"])
-    names = (
-        "delta",
-        "adjacency",
-        "sampling",
-        "sample_rate",
-        "noise_multiplier",
-        "clip",
-        "accountant",
-        "randomness",
-        "protects",
-    )
-    noise = ", ".join(f"{l} {text.number(std)}" for l, std in p["noise"].items())
-    return (
-        ("client-level ε", spent),
-        ("client-level ε allowed", "no limit" if p["epsilon"] is None else str(p["epsilon"])),
-        *((name.replace("_", " "), str(p[name])) for name in names),
-        ("noise on each weight in a round", noise),
-        ("rounds allowed", f"{p['allowed_rounds']:,}"),
-    )
-
-
-def _client_statement(seed: Seed) -> tuple[tuple[str, tuple[str, ...]], ...]:
-    """What the client-level ε covers, what it does not, and what it assumes."""
-    p = _client_privacy(seed)
-    headings = {
-        "inside": "The client-level ε covers:",
-        "outside": "It does not cover:",
-        "assumes": "It assumes that:",
-    }
-    return tuple((heading, tuple(p[key])) for key, heading in headings.items() if p)
-
-
-def _commands(run: Run) -> tuple[tuple[str, str], ...]:
-    seed = run.seeds[0]
-    commands = []
-    # The command line has neither the model nor the data of a run that was started from Python.
-    if seed.config["model"]["name"] != OWN:
-        again = ["fedp3", "run", str(seed.folder / "config.toml"), "--out", f"{run.folder}-again"]
-        if len(run.seeds) > 1:
-            again += ["--seeds", str(len(run.seeds))]
-        for plugin in seed.about.get("plugins", ()):
-            again += ["--use", str(plugin["path"])]
-        commands += [
-            ("Resume it", shlex.join(["fedp3", "resume", str(s.folder)]))
-            for s in run.seeds
-            if not s.result
-        ]
-        commands.append(("Run it again", shlex.join(again)))
-    original = str(seed.about["command"])
-    if " " in original:
-        commands.append(("Original command", original))
-    return tuple(commands)

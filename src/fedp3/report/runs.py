@@ -12,14 +12,16 @@ from typing import Any
 
 from fedp3.core.errors import InputError
 from fedp3.core.files import read_json
-from fedp3.runs.run_folder import read_events
+from fedp3.runs.run_folder import INITIAL_SCORES, read_events
 
 Json = Mapping[str, Any]
 KINDS: Mapping[str, str] = {
     "G": "server model",
     "D": "as dispatched",
     "P": "after one local update",
+    "C": "server model on the data set's own test part",
 }
+ALWAYS = ("G", "D", "P")  # every run has these; C needs a data set with a test part of its own
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,7 @@ class Seed:
     toml: str  # config.toml
     events: Sequence[Json]
     result: Json  # result.json; empty for an unfinished run
+    initial: Json  # initial.json: the scores of W_0; empty for a run that did not measure them
 
     @property
     def config(self) -> Json:
@@ -109,7 +112,7 @@ def _seeds(folder: Path) -> tuple[Seed, ...]:
 
 
 def _read(folder: Path) -> Seed:
-    toml, result = folder / "config.toml", folder / "result.json"
+    toml, result, initial = (folder / n for n in ("config.toml", "result.json", INITIAL_SCORES))
     if result.exists() and not (folder / "events.jsonl").exists():
         raise InputError(
             f"{folder}/events.jsonl, the record of its rounds, is missing although the run has "
@@ -122,6 +125,7 @@ def _read(folder: Path) -> Seed:
             toml=toml.read_text() if toml.exists() else "",
             events=read_events(folder),
             result=read_json(result) if result.exists() else {},
+            initial=read_json(initial) if initial.exists() else {},
         )
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read the run in {folder}: {error}") from None
@@ -131,18 +135,27 @@ def _read(folder: Path) -> Seed:
 
 
 def score(seed: Seed, kind: str) -> Json | None:
-    """The final G, D or P; for an unfinished run, that of its last evaluation."""
+    """The final G, D, P or C; for an unfinished run, that of its last evaluation."""
     final = seed.result.get("final", {}).get(kind)
-    return final or next((e[kind] for e in reversed(seed.events) if e[kind]), None)
+    return final or next((e[kind] for e in reversed(seed.events) if e.get(kind)), None)
 
 
 def score_curve(kind: str, field: str = "mean") -> Callable[[Seed], Curve]:
-    """A function that reads one field of G, D or P from a run, as a curve over its rounds."""
+    """A function that reads one field of G, D, P or C from a run, as a curve over its rounds."""
     return lambda seed: [
-        (e["round"], e["round"], e[kind][field])
-        for e in seed.events
-        if e[kind] and e[kind][field] is not None
+        *start(seed, kind, field),
+        *(
+            (e["round"], e["round"], e[kind][field])
+            for e in seed.events
+            if e.get(kind) and e[kind].get(field) is not None
+        ),
     ]
+
+
+def start(seed: Seed, kind: str, field: str = "mean") -> Curve:
+    """The point of W_0 at no cost, with which a curve begins; nothing if it was not measured."""
+    scores = seed.initial.get(kind) or {}
+    return [] if scores.get(field) is None else [(0, 0.0, scores[field])]
 
 
 def loss_curve(seed: Seed) -> Curve:
@@ -166,13 +179,13 @@ def dense_curve(way: str) -> Callable[[Seed], Curve]:
 
 
 def score_by_mb(kind: str) -> Callable[[Seed], Curve]:
-    """G, D or P by the MB sent so far, up and down together."""
+    """G, D, P or C by the MB sent so far, up and down together."""
 
     def curve(seed: Seed) -> Curve:
-        sent, points = 0.0, []
+        sent, points = 0.0, [*start(seed, kind)]
         for e in seed.events:
             sent += (e["bytes_up"] + e["bytes_down"]) / 1e6
-            if e[kind]:
+            if e.get(kind):
                 points.append((e["round"], sent, e[kind]["mean"]))
         return points
 
@@ -282,15 +295,26 @@ def final(run: Run, kind: str, field: str = "mean", last: int = 1) -> Stat | Non
 
     Args:
         run: the run.
-        kind: G, D or P.
+        kind: G, D, P or C.
         field: the field of the score, such as "mean" or "worst".
         last: with more than 1, average this many last evaluations of each seed instead.
     """
     if last > 1:
-        ends = ([y for _, _, y in score_curve(kind, field)(seed)][-last:] for seed in run.seeds)
+        curves = (score_curve(kind, field)(seed) for seed in run.seeds)
+        ends = ([y for t, _, y in curve if t > 0][-last:] for curve in curves)
         return stat(statistics.fmean(ys) for ys in ends if ys)
     scores = (score(seed, kind) for seed in run.seeds)
-    return stat(s[field] for s in scores if s)
+    return stat(s.get(field) for s in scores if s)
+
+
+def kinds_of(rows: Sequence[Json]) -> list[str]:
+    """The kinds of scores that these rows of a comparison have."""
+    return [k for k in KINDS if k in ALWAYS or any(row[k] is not None for row in rows)]
+
+
+def shown_kinds(runs: Sequence[Run]) -> list[str]:
+    """The kinds of scores that these runs have."""
+    return [k for k in KINDS if k in ALWAYS or any(final(run, k) is not None for run in runs)]
 
 
 def moved(run: Run, way: str) -> tuple[Stat | None, float | None]:

@@ -13,12 +13,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from fedp3.report.charts import ALL_RUNS, GREY, Chart, Series, thin
+from fedp3.report.charts import ALL_RUNS, GREY, Chart, Series, marked, thin
 from fedp3.report.grids import Cell, Grid
 from fedp3.report.runs import Point
 
 M = Markup
 MARKED_POINTS = 24  # a line with more points has no markers
+BAR_STEP = 3.0  # pixels between the bars of two lines at one point
 COLOURS = 8  # in the style sheet: c0, c1, ...
 
 
@@ -69,7 +70,7 @@ def frame(chart: Chart, width: int, height: int) -> Frame:
 
 
 def line_chart(chart: Chart, key: str, width: int = 560, height: int = 320) -> Markup:
-    """Lines with bands over a grid.
+    """Lines with bars of spread over a grid.
 
     Args:
         chart: the content.
@@ -79,7 +80,7 @@ def line_chart(chart: Chart, key: str, width: int = 560, height: int = 320) -> M
     """
     f = frame(chart, width, height)
     body = [_y_axis(chart, f), _x_axis(chart, f)]
-    body += [_band(s, f) for s in chart.series]
+    body += [_bars(chart, k, f) for k in range(len(chart.series))]
     body += [_line(s, f) for s in chart.series]
     if not any(s.points for s in chart.series):
         empty = M('<text class="empty" x="{}" y="{}">not evaluated yet</text>')
@@ -145,15 +146,23 @@ def tick_text(values: Sequence[float], *, share: bool) -> Callable[[float], str]
     return lambda v: f"{v * factor:,.{digits}f}{unit}"
 
 
-def _band(s: Series, f: Frame) -> Markup:
-    points = thin(s.points)
-    if not any(p.spread for p in points):
+def _bars(chart: Chart, k: int, f: Frame) -> Markup:
+    """A vertical bar of one standard deviation on each side of some points of line k.
+
+    Filled bands would mix their colours where they overlap.  Bars of different lines are drawn
+    side by side.
+    """
+    s, lines = chart.series[k], len(chart.series)
+    shift = BAR_STEP * (k - (lines - 1) / 2)
+    strokes = []
+    for p in marked(thin(s.points), k):
+        if p.spread:
+            x, top = f.position(p.x, p.y + p.spread)
+            _, bottom = f.position(p.x, p.y - p.spread)
+            strokes.append(f"M{x + shift - 3:.1f} {top:.1f}h6m-3 0V{bottom:.1f}m-3 0h6")
+    if not strokes:
         return M("")
-    upper = [f.position(p.x, p.y + p.spread) for p in points]
-    lower = [f.position(p.x, p.y - p.spread) for p in reversed(points)]
-    return M('<polygon class="band {}" points="{}"/>').format(
-        _classes(s), _coordinates(upper + lower)
-    )
+    return M('<path class="bar {}" d="{}"/>').format(_classes(s), "".join(strokes))
 
 
 def _line(s: Series, f: Frame) -> Markup:
@@ -224,8 +233,10 @@ class Mesh:
 
 def mesh(grid: Grid, width: int = 1160) -> Mesh:
     """Cells as large as the width allows, up to a limit."""
-    left = min(180, max(72, 24 + 7 * max(map(len, grid.rows), default=1)))
-    available = width - left - 84
+    # Narrow drawings leave a third to the names of rows, and little to the totals.
+    longest = max(map(len, grid.rows), default=1)
+    left = round(min(180, width / 3, max(72 if width > 600 else 40, 24 + 7 * longest)))
+    available = width - left - (84 if width > 600 else 66)
     cell_height = min(26.0, max(9.0, 420 / max(1, len(grid.rows))))
     return Mesh(
         left=left,
@@ -237,14 +248,15 @@ def mesh(grid: Grid, width: int = 1160) -> Mesh:
     )
 
 
-def grid_picture(grid: Grid, key: str) -> Markup:
+def grid_picture(grid: Grid, key: str, width: int = 1160) -> Markup:
     """One column per client and one row per layer or class.
 
     Args:
         grid: the content.
         key: under which the page's script finds what to show on hover.
+        width: width of the drawing.
     """
-    m = mesh(grid)
+    m = mesh(grid, width)
     body = _strokes(grid, m) + _row_names(grid, m) + _column_names(grid, m)
     mark = M('<rect class="mark" width="{:.2f}" height="{:.2f}"/>')
     return M(
@@ -306,7 +318,7 @@ def _row_names(grid: Grid, m: Mesh) -> Markup:
     parts = []
     for j in range(0, len(grid.rows), math.ceil(11 / m.cell_height)):
         y = m.top + m.cell_height * (j + 0.5) + 4
-        parts.append(name.format(m.left - 8, y, short(grid.rows[j], 22)))
+        parts.append(name.format(m.left - 8, y, short(grid.rows[j], (m.left - 14) // 7)))
         parts.append(total.format(end, y, grid.totals[j]))
     return M("").join(parts)
 
@@ -334,9 +346,14 @@ def short(name: str, longest: int) -> str:
     return name if len(name) <= longest else name[: longest - 1] + "…"
 
 
+def grid_box(grid: Grid, width: int = 1160) -> list[float]:
+    """Where the cells of a drawing of this width are: left, top, width and height of a cell."""
+    m = mesh(grid, width)
+    return [m.left, m.top, round(m.cell_width, 4), round(m.cell_height, 4)]
+
+
 def grid_tips(grid: Grid) -> dict[str, Any]:
     """What each cell shows on hover; equal texts and equal columns are stored once."""
-    m = mesh(grid)
     texts: dict[str, int] = {}
     columns: dict[tuple[tuple[int, ...], ...], int] = {}
     column_of = []
@@ -346,7 +363,7 @@ def grid_tips(grid: Grid) -> dict[str, Any]:
         )
         column_of.append(columns.setdefault(column, len(columns)))
     return {
-        "box": [m.left, m.top, round(m.cell_width, 4), round(m.cell_height, 4)],
+        "box": grid_box(grid),
         "row": grid.row,
         "rows": grid.rows,
         "names": grid.columns,

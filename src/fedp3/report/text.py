@@ -111,3 +111,9 @@ def ranges(chosen: Sequence[str], layers: Sequence[str]) -> str:
             parts.append(joint.join(dict.fromkeys((layers[start], layers[j - 1]))))
             start = None
     return ", ".join(parts) or NONE
+
+
+def listed(names: Sequence[str]) -> str:
+    """Names as in a sentence: "a, b and c"."""
+    *first, last = names
+    return f"{', '.join(first)} and {last}" if first else last

@@ -2,6 +2,7 @@
 
     config.toml          the complete config
     run.json             plan, labels, versions, plugins
+    initial.json         G and D before the first round
     events.jsonl         one line per round, synced to disk
     checkpoint/          the last two states, each with its sha256
     initial.safetensors  W_0, if the network was passed in and not built from the config
@@ -20,6 +21,9 @@ from typing import Any
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import json_line, write_atomic, write_json
 from fedp3.server.context import RoundRecord
+from fedp3.server.evaluation import Accuracy
+
+INITIAL_SCORES = "initial.json"
 
 
 def create(
@@ -66,6 +70,12 @@ def as_event(record: RoundRecord) -> dict[str, Any]:
         i: {"code": str(r.code), "text": r.text} for i, r in record.rejected.items()
     }
     return event
+
+
+def write_initial(folder: Path, scores: Mapping[str, Accuracy | None]) -> None:
+    """Record the scores before the first round."""
+    plain = {kind: None if score is None else asdict(score) for kind, score in scores.items()}
+    write_json(folder / INITIAL_SCORES, plain)
 
 
 def append_event(folder: Path, record: RoundRecord) -> None:

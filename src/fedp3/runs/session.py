@@ -30,10 +30,16 @@ from fedp3.privacy.ledger import Ledger, open_ledger
 from fedp3.privacy.record_ledger import RecordLedger, join
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint
 from fedp3.runs.description import client_spent_of, describe, result_of, spent_of
-from fedp3.runs.run_folder import as_event, create, read_events, truncate_events
+from fedp3.runs.run_folder import (
+    as_event,
+    create,
+    read_events,
+    truncate_events,
+    write_initial,
+)
 from fedp3.runs.writer import Write, round_writer
 from fedp3.server.context import RoundRecord, ServerState
-from fedp3.server.rounds import finish, run
+from fedp3.server.rounds import finish, initial_scores, run
 
 # What a run that was interrupted before it began may have left in its folder.
 OWN_FILES = {"checkpoint", "client_level", "flower.json", "initial.safetensors", "run.json"}
@@ -392,6 +398,9 @@ def run_rounds(
     writing: AbstractContextManager[Write] = nullcontext(lambda record, checkpoint: None)
     if folder is not None:
         writing = round_writer(folder, digest, at_once=at_once)
+    # Scores under privacy, and those that a node returns, are limited or cost something.
+    if folder is not None and state.t == 0 and server.run.eval_every and not at_once:
+        write_initial(folder, initial_scores(server, state, engine.execute))
     with writing as write:
         try:
             for new, last in run(server, state, engine.execute, ledger, releases):

@@ -246,6 +246,14 @@ def _affordable(
     return ledger is None or bool(_eligible(context, t, ledger))
 
 
+def initial_scores(
+    context: ServerContext, state: ServerState, execute: Execute
+) -> dict[str, Accuracy | None]:
+    """G and D before the first round."""
+    G, D = _global_and_dispatched(context, state, execute, plans_for(context, state.t))
+    return {"G": G, "D": D}
+
+
 def finish(
     context: ServerContext,
     state: ServerState,

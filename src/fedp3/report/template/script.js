@@ -6,8 +6,10 @@ const data = JSON.parse(all("#data")[0].textContent), [tip] = all("#tip"), hidde
 // describe(x, y) returns { position, title, lines } for a point of the drawing, or nothing.
 function hover(svg, mark, describe) {
   const leave = () => { tip.hidden = true; mark.classList.remove("on"); };
-  svg.onpointerleave = leave;
-  svg.onpointermove = event => {
+  // A finger that is lifted leaves as well; what it tapped stays until the next tap.
+  svg.onpointerleave = event => { if (event.pointerType !== "touch") leave(); };
+  document.addEventListener("pointerdown", event => { if (!svg.contains(event.target)) leave(); });
+  svg.onpointerdown = svg.onpointermove = event => {
     const pointer = new DOMPoint(event.clientX, event.clientY).matrixTransform(svg.getScreenCTM().inverse());
     const shown = describe(pointer.x, pointer.y);
     if (!shown) return leave();
@@ -17,10 +19,13 @@ function hover(svg, mark, describe) {
     tip.hidden = false;
     const width = tip.offsetWidth, right = event.clientX + 16;
     const lowest = innerHeight - tip.offsetHeight - 8;
-    tip.style.left = (right + width > innerWidth ? event.clientX - width - 12 : right) + "px";
+    tip.style.left = (right + width > innerWidth ? Math.max(4, event.clientX - width - 12) : right) + "px";
     tip.style.top = Math.max(4, Math.min(event.clientY + 16, lowest)) + "px";
   };
 }
+
+// The drawing for narrow screens has positions of its own, and the texts of the other one.
+const described = key => ({ ...data[data[key].texts_of ?? key], ...data[key] });
 
 // Line charts: the values of all visible runs at the nearest x.
 function chartLine(line, k) {
@@ -29,7 +34,7 @@ function chartLine(line, k) {
   return p;
 }
 for (const svg of all("svg[data-chart]")) {
-  const { x: xs, heads, lines } = data[svg.dataset.chart];
+  const { x: xs, heads, lines } = described(svg.dataset.chart);
   hover(svg, svg.querySelector(".guide"), x => {
     if (!xs.length) return null;
     const distances = xs.map(position => Math.abs(position - x));
@@ -41,7 +46,7 @@ for (const svg of all("svg[data-chart]")) {
 
 // Pictures of clients: the cell under the pointer.
 for (const svg of all("svg[data-grid]")) {
-  const grid = data[svg.dataset.grid], [left, top, width, height] = grid.box;
+  const grid = described(svg.dataset.grid), [left, top, width, height] = grid.box;
   hover(svg, svg.querySelector(".mark"), (x, y) => {
     const i = Math.floor((x - left) / width), j = Math.floor((y - top) / height);
     if (!(i in grid.names && j in grid.rows)) return null;
@@ -56,8 +61,7 @@ for (const svg of all("svg[data-grid]")) {
 
 // Pictures of devices: the nearest spot; without an x, a spot is as wide as the picture.
 for (const svg of all("svg[data-spots]")) {
-  const spots = data[svg.dataset.spots], { x: xs, y: ys, reach } = spots;
-  const { titles, lines } = spots.texts_of ? data[spots.texts_of] : spots;
+  const { x: xs, y: ys, reach, titles, lines } = described(svg.dataset.spots);
   hover(svg, svg.querySelector(".mark"), (x, y) => {
     const distances = ys.map((position, k) => Math.hypot(xs.length ? xs[k] - x : 0, position - y));
     const nearest = Math.min(...distances), k = distances.indexOf(nearest);
@@ -97,3 +101,40 @@ for (const input of all(".find")) input.oninput = () => {
   }
   input.nextElementSibling.value = `${rows.filter(row => !row.hidden).length} of ${rows.length} clients`;
 };
+
+// Tables as files: notes become columns of their own, and numbers lose their units.
+const words = text => text.replace(/\u00a0/g, " ").trim();
+const noteOf = cell => words(cell.querySelector("small")?.textContent ?? "");
+const valueOf = cell => words([...cell.childNodes].filter(n => n.nodeName !== "SMALL").map(n => n.textContent).join(""));
+const bare = text => /^[+-]?[\d,]*\.?\d+( %)?$/.test(text) ? text.replace(/[+,% ]/g, "") : text.replace(/^[=+@-]+/, "");
+const quoted = text => /[",\n]/.test(text) ? `"${text.replace(/"/g, '""')}"` : text;
+function asCsv(table) {
+  const rows = [...table.tBodies[0].rows].filter(row => !row.hidden), lines = [[], ...rows.map(() => [])];
+  [...table.tHead.rows[0].cells].forEach((head, k) => {
+    const cells = rows.map(row => row.cells[k]), values = cells.map(valueOf), notes = cells.map(noteOf);
+    const percent = values.length && values.every(value => / %$/.test(value) || value === "–");
+    const name = head.textContent.trim();
+    [[name + (percent ? " (%)" : ""), ...values.map(bare)], ...(notes.some(Boolean) ? [[`${name}, note`, ...notes.map(bare)]] : [])]
+      .forEach(column => column.forEach((text, j) => lines[j].push(quoted(text === "–" ? "" : text))));
+  });
+  return lines.map(line => line.join(",") + "\r\n").join("");
+}
+for (const button of all(".csv")) button.onclick = () => {
+  const table = button.parentNode.previousElementSibling.querySelector("table");
+  const link = make("a", ""), address = URL.createObjectURL(new Blob([asCsv(table)], { type: "text/csv" }));
+  Object.assign(link, { href: address, download: `${button.dataset.name}.csv` }).click();
+  setTimeout(() => URL.revokeObjectURL(address), 1000);
+};
+
+// Tables that are larger than their frame say so.
+function hint() {
+  for (const frame of all(".scroll")) {
+    const hints = [];
+    if (frame.scrollWidth > frame.clientWidth + 1) hints.push("more columns →");
+    if (frame.scrollHeight > frame.clientHeight + 1) hints.push("more rows ↓");
+    frame.nextElementSibling.dataset.hint = hints.length ? `Scroll the table: ${hints.join(", ")}` : "";
+  }
+}
+addEventListener("resize", hint);
+all("details").forEach(element => element.addEventListener("toggle", hint));
+hint();
