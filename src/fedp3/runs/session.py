@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,11 +29,20 @@ from fedp3.experiment.fingerprint import INITIAL, check_fingerprint, with_initia
 from fedp3.privacy.client_level.budget import open_releases
 from fedp3.privacy.ledger import Ledger, open_ledger
 from fedp3.privacy.record_ledger import RecordLedger, join
+from fedp3.runs.callbacks import (
+    Callback,
+    RunStart,
+    call_begin,
+    call_end,
+    call_round,
+    reason_to_stop,
+)
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint
 from fedp3.runs.description import client_spent_of, describe, result_of, spent_of
+from fedp3.runs.history import History
 from fedp3.runs.run_folder import as_event, create, read_events, truncate_events
 from fedp3.runs.writer import Write, round_writer
-from fedp3.server.context import RoundRecord, ServerState
+from fedp3.server.context import RoundRecord, ServerContext, ServerState
 from fedp3.server.rounds import finish, run
 
 # What a run that was interrupted before it began may have left in its folder.
@@ -43,13 +53,15 @@ SEEDS = "seeds.json"  # in a folder of several seeds: what they are seeds of
 OnRound = Callable[[RoundRecord], None]
 StartEngine = Callable[[Experiment, States | None], Engine]
 Tell = Callable[[str], None]
+# events of all rounds so far -> the reason to stop, or None
+Stop = Callable[[Sequence[Mapping[str, Any]]], str | None]
 # (run, events of earlier rounds) -> a context in which rounds are shown as they end
 Watch = Callable[[Experiment, Sequence[Mapping[str, Any]]], AbstractContextManager[OnRound]]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished run: where the server ended, and the numbers that every output shows."""
+    """A run that has ended: where the server ended, and the numbers that every output shows."""
 
     state: ServerState
     result: Mapping[str, Any]
@@ -98,7 +110,13 @@ def _is_foreign(name: str) -> bool:
 
 
 def finished_result(folder: Path) -> dict[str, Any] | None:
-    """The result of a finished run; None if it is not finished.
+    """The result of a finished run; None if it is not finished, or was stopped before its end."""
+    result = recorded_result(folder)
+    return None if result is None or result.get("stopped") else result
+
+
+def recorded_result(folder: Path) -> dict[str, Any] | None:
+    """The result of a run that is finished or was stopped by a callback; None if it has none.
 
     The folder may have been moved since, so that `out` is set to where it is now.
     """
@@ -131,6 +149,7 @@ def train(
     plugins: Sequence[Plugin] = (),
     files: Mapping[str, bytes] | None = None,
     watch: Watch | None = None,
+    callbacks: Sequence[Callback] = (),
     tell: Tell = lambda text: None,
     warn: Tell | None = None,
     how_to_resume: str = "",
@@ -147,6 +166,7 @@ def train(
         plugins: files that the run uses; recorded in the folder.
         files: further files of a new run folder.
         watch: shows rounds as they end.
+        callbacks: what else to call; they may stop the run.
         tell: is called with messages to the user.
         warn: is called with messages about damaged checkpoints; by default `tell`.
         how_to_resume: what to type, for the error text where the folder holds a run.
@@ -154,7 +174,7 @@ def train(
     watch = watch or watch_with(None)
     _ = experiment.first_plans  # a mistake in them shows before anything is written
     if folder is None:
-        return _train_from(experiment, None, make_engine, None, watch, warn or tell)
+        return _train_from(experiment, None, make_engine, None, watch, callbacks, warn or tell)
     if not resume:
         refuse_existing(folder, how_to_resume)
     existing = holds_run(folder)
@@ -172,14 +192,18 @@ def train(
         checkpoint, broken = _last_checkpoint(folder, experiment.config.digest())
         for text in broken:
             (warn or tell)(text)
-        result = finished_result(folder)
+        result = recorded_result(folder)
         if checkpoint is not None and result is not None:
-            # Nothing is evaluated again: that would spend privacy budget.
-            return Outcome(checkpoint.state, result)
+            if not result.get("stopped") or reason_to_stop(callbacks, read_events(folder)):
+                # Nothing is evaluated again: that would spend privacy budget.
+                return Outcome(checkpoint.state, result)
+            (folder / "result.json").unlink()  # from here on the run is not stopped any more
         if existing:
             done = checkpoint.state.t if checkpoint else 0
             tell(f"resuming after round {done} of {experiment.config.run.rounds}")
-        return _train_from(experiment, folder, make_engine, checkpoint, watch, warn or tell)
+        return _train_from(
+            experiment, folder, make_engine, checkpoint, watch, callbacks, warn or tell
+        )
 
 
 def _train_from(
@@ -188,6 +212,7 @@ def _train_from(
     make_engine: StartEngine,
     checkpoint: Checkpoint | None,
     watch: Watch,
+    callbacks: Sequence[Callback],
     warn: Tell,
 ) -> Outcome:
     events: list[dict[str, Any]] = []
@@ -196,32 +221,45 @@ def _train_from(
         events = read_events(folder)
         states = States({i: dict(rounds) for i, rounds in checkpoint.clients.items()})
         start = checkpoint.state
-    with watch(experiment, events) as on_round:
-        engine = make_engine(experiment, states)
-        try:
-            on_round = _with_divergence(on_round, experiment.client.data.classes, warn)
-            return run_rounds(experiment, engine, folder, on_round, start)
-        finally:
-            engine.close()
+    told = _divergence_warning(experiment.client.data.classes, warn)
+    outcome = None
+    call_begin(
+        callbacks, RunStart(config=experiment.config, folder=folder, history=History(events))
+    )
+    try:
+        with watch(experiment, events) as show:
+
+            def on_round(record: RoundRecord) -> None:
+                show(record)
+                told(record)
+                call_round(callbacks, record)
+
+            engine = make_engine(experiment, states)
+            try:
+                stop = partial(reason_to_stop, callbacks)
+                outcome = run_rounds(experiment, engine, folder, on_round, start, stop)
+            finally:
+                engine.close()
+    finally:
+        call_end(callbacks, None if outcome is None else outcome.result)
+    return outcome
 
 
-def _with_divergence(on_round: OnRound, classes: int, warn: Tell) -> OnRound:
-    """The same watcher, which also says once that training diverges."""
-    limit = DIVERGED * math.log(max(classes, 2))
+def _divergence_warning(classes: int, warn: Tell) -> OnRound:
+    """A function that is called with every round, and warns once that training diverges."""
+    guessing = math.log(max(classes, 2))
     told = False
 
-    def watcher(record: RoundRecord) -> None:
+    def on_round(record: RoundRecord) -> None:
         nonlocal told
-        on_round(record)
-        if not told and record.loss is not None and not record.loss <= limit:
+        if not told and record.loss is not None and not record.loss <= DIVERGED * guessing:
             told = True
             warn(
                 f"the training loss of round {record.t + 1} is {record.loss:.3g}, and guessing has "
-                f"{math.log(max(classes, 2)):.3g}: training diverges. Lower local.lr, or scale the "
-                "inputs"
+                f"{guessing:.3g}: training diverges. Lower local.lr, or scale the inputs"
             )
 
-    return watcher
+    return on_round
 
 
 def _recorded_noise(folder: Path) -> float | None:
@@ -366,8 +404,9 @@ def run_rounds(
     folder: Path | None = None,
     on_round: OnRound | None = None,
     start: ServerState | None = None,
+    stop: Stop = lambda events: None,
 ) -> Outcome:
-    """Train to the end and evaluate.
+    """Train to the end, or until `stop` has a reason, and evaluate.
 
     Whatever stops it, short of a kill, the last complete round is on disk.
 
@@ -377,6 +416,7 @@ def run_rounds(
         folder: the run folder; None writes nothing.
         on_round: called with the record of every finished round.
         start: the state to start from, where it is not the beginning.
+        stop: is asked after every round but the last whether to stop, and why.
     """
     server, digest = experiment.server, experiment.config.digest()
     state = saved = start or experiment.start
@@ -384,7 +424,7 @@ def run_rounds(
     mode = server.client_level
     releases = None if mode is None else open_releases(mode.budget, digest, folder, state.t)
     events: list[dict[str, Any]] = read_events(folder) if folder else []
-    began, last = time.perf_counter(), None
+    began, last, reason = time.perf_counter(), None, None
     # Every round must be on disk before the next begins if repeating it would cost privacy, or is
     # not possible: a node stores its state of its last task, and of none before.
     at_once = ledger is not None or releases is not None or engine.remote_state
@@ -402,19 +442,30 @@ def run_rounds(
                 events.append(as_event(last))
                 if on_round is not None:
                     on_round(last)
-            final = finish(server, state, engine.execute, ledger, last)
+                reason = stop(events) if new.t < server.run.rounds else None
+                if reason:
+                    break
+            # A run that was stopped pays for no more than it has trained.
+            measured = without_p(server) if reason and ledger is not None else server
+            final = finish(measured, state, engine.execute, ledger, last)
         finally:
             if saved is not state:
                 write(None, _checkpoint(state, engine))
     trained = sum(e["seconds"] for e in events if e["t"] >= (start.t if start else 0))
     extra = max(0.0, time.perf_counter() - began - trained)
     result = result_of(experiment, state, final, events, folder, extra)
+    result["stopped"] = reason
     result |= spent_of(ledger) | client_spent_of(experiment, releases)
     if over_runs is not None:
         result["epsilon_over_runs"] = over_runs.epsilon_max(experiment.config.privacy.delta)
     if folder is not None:
         write_json(folder / "result.json", result)
     return Outcome(state, result)
+
+
+def without_p(server: ServerContext) -> ServerContext:
+    """The server, which does not measure P at the end."""
+    return replace(server, run=replace(server.run, final_p=False))
 
 
 def _ledgers(
