@@ -41,6 +41,7 @@ from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
 from fedp3.report.result import Result
 from fedp3.runs import session
 from fedp3.runs.callbacks import Callback, check_callbacks
+from fedp3.runs.extension import extended
 from fedp3.runs.history import History
 from fedp3.runs.progress import maybe_rounds
 from fedp3.runs.run_folder import as_event, read_events
@@ -109,7 +110,8 @@ def run(
         data: tensors (x, y), any map-style torch data set of (x, y), or a `Dataset`.
         out: the run folder, with which the run can be resumed and reported on.
         resume: continue the run in `out`, if there is one.  It uses the W_0 that it began with,
-            whatever values the model has now.
+            whatever values the model has now.  With a larger `run=dict(rounds=...)` than it began
+            with, the run is extended.
         layers: layer name -> tensor names; by default the layers are found by tracing.
         workers: processes; more than one needs `if __name__ == "__main__"` around the call.
         engine: "inprocess", or "debug" to raise a client's exception where it happens.
@@ -149,6 +151,8 @@ def run(
     settings = {**settings, **{s: {**settings.get(s, {}), "name": OWN} for s in ("data", "model")}}
     settings = _with_fitting_defaults(settings, model, dataset, layers)
     config = configs.parse(settings, where="fedp3.run")
+    if out is not None and resume and session.holds_run(Path(out)):
+        config = extended(Path(out), config)
     experiment = assemble_from(config, model, dataset, layers)
     make = partial(_engine, workers=workers, engine=engine, plugins=plugins)
     return _train(
@@ -165,7 +169,7 @@ def run(
 
 def resume(
     folder: str | Path,
-    *,
+    *overrides: str,
     workers: int = 0,
     data_dir: str | Path | None = None,
     on_round: OnRound | None = None,
@@ -179,6 +183,8 @@ def resume(
 
     Args:
         folder: the run folder.
+        *overrides: `run.rounds=300` to extend the run; under differential privacy also
+            `privacy.epsilon=...` or `client_privacy.epsilon=...`, the new total.
         workers: processes; 0 chooses.
         data_dir: where data sets are.
         on_round: called with the record of every finished round.
@@ -188,6 +194,8 @@ def resume(
     check_callbacks(callbacks)
     folder = Path(folder)
     config = session.reopen(folder)
+    if overrides:
+        config = extended(folder, configs.load(folder / "config.toml", overrides))
     plugins = session.plugins_of(folder)
     directory = Path(data_dir) if data_dir is not None else None
     experiment = assemble(config, directory)

@@ -43,7 +43,12 @@ class Options:
 
 
 def train(
-    settings: "Config", folder: Path, options: Options, *, resume: bool = False
+    settings: "Config",
+    folder: Path,
+    options: Options,
+    *,
+    resume: bool = False,
+    extend: bool = False,
 ) -> dict[str, Any]:
     """Train a run to its end; returns its result.
 
@@ -52,6 +57,7 @@ def train(
         folder: the run folder.
         options: how to train.
         resume: continue the run in the folder; without it, a folder that holds a run is refused.
+        extend: the config may have more rounds than the run in the folder.
     """
     from fedp3.experiment.assemble import assemble
     from fedp3.runs import session
@@ -59,7 +65,7 @@ def train(
 
     if resume:
         finished = session.finished_result(folder)
-        if finished is not None:
+        if finished is not None and not extend:
             return finished
     else:
         session.refuse_existing(folder)

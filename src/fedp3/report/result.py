@@ -26,7 +26,7 @@ KINDS = {"G": "accuracy_global", "D": "accuracy_dispatched", "P": "accuracy_pers
 
 @dataclass(frozen=True)
 class Result:
-    """A finished run.
+    """A run that is finished, or that a callback stopped.
 
     Attributes:
         experiment: the run: its config, server, clients and data.
@@ -113,7 +113,9 @@ class Result:
         result = self.outcome.result
         scores = ", ".join(f"{k} {_percent(v)}" for k, v in self.accuracy.items())
         traffic = f"{result['mb_up']:.1f} MB up, {result['mb_down']:.1f} MB down"
-        return f"<Result {result['method']}: {result['rounds']} rounds, {scores}, {traffic}>"
+        stopped = f", stopped: {result['stopped']}" if result.get("stopped") else ""
+        about = f"{result['method']}: {result['rounds']} rounds"
+        return f"<Result {about}, {scores}, {traffic}{stopped}>"
 
     def _repr_html_(self) -> str:
         result = self.outcome.result
@@ -125,6 +127,8 @@ class Result:
             "MB down": f"{result['mb_down']:.2f}",
             "model sha256": self.model_sha256[:16],
         }
+        if result.get("stopped"):
+            rows["stopped"] = str(result["stopped"])
         cells = "".join(
             f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in rows.items()
         )
