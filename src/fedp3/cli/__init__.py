@@ -22,6 +22,7 @@ from fedp3.cli import (
     demo,
     devices,
     doctor,
+    export,
     flower,
     init,
     methods,
@@ -66,6 +67,7 @@ def command_line(offered: Iterable[EntryPoint]) -> typer.Typer:
     app.command("run")(run.run)
     app.command("resume")(resume.resume)
     app.command("report")(report.report)
+    app.command("export")(export.export)
     app.command("sweep")(sweep.sweep)
     app.command("compare")(compare.compare)
     app.add_typer(data.app, name="data")

@@ -1,7 +1,6 @@
 """A run that has ended, as Python code sees it: its model, its rounds, its clients, its report."""
 
 from collections.abc import Mapping
-from copy import deepcopy
 from dataclasses import dataclass
 from functools import cached_property
 from html import escape
@@ -10,12 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from torch import nn
 
-from fedp3.client.sgd import load_weights, named_tensors
 from fedp3.core.errors import InputError
 from fedp3.core.types import Params
 from fedp3.experiment.assemble import Experiment
 from fedp3.report.page import write_report
+from fedp3.runs.export import export
 from fedp3.runs.history import History
+from fedp3.runs.networks import Trained, global_network, network
 from fedp3.runs.session import Outcome
 
 if TYPE_CHECKING:
@@ -48,9 +48,48 @@ class Result:
     @cached_property
     def model(self) -> nn.Module:
         """A copy of the network with the trained weights, in evaluation mode."""
-        net = deepcopy(self.experiment.client.net)
-        load_weights(named_tensors(net), self.weights)
-        return net.requires_grad_().eval()
+        return global_network(self.experiment, self.weights)
+
+    def client_model(self, client: int, what: str = "dispatched") -> nn.Module:
+        """The network of a client, in evaluation mode; it is smaller where units are pruned.
+
+        Args:
+            client: the client, from 0.
+            what: "dispatched", as the server sends it (D), or "personal", after the client's local
+                training (P), which is computed again for this.
+        """
+        return network(self._trained, what, client)
+
+    def export(
+        self,
+        folder: str | Path,
+        *,
+        what: str = "global",
+        client: int | None = None,
+        format: str = "pt2",
+    ) -> dict[str, Any]:
+        """Write a network to a new folder, with a README that says how to load it without fedp3.
+
+        Args:
+            folder: where to; it must be empty or not exist.
+            what: "global", or "dispatched" or "personal" with a client; see `client_model`.
+            client: whose network; None for the server's model.
+            format: "pt2" (torch.export), "safetensors", or "onnx".
+
+        Returns:
+            What model.json in the folder says: parameters, input shape, largest difference, ...
+        """
+        return export(self._trained, Path(folder), what=what, client=client, format=format)
+
+    @property
+    def _trained(self) -> Trained:
+        deployed = self.folder is not None and (self.folder / "flower.json").exists()
+        return Trained(
+            experiment=self.experiment,
+            state=self.outcome.state,
+            clients=self.outcome.clients,
+            deployed=deployed,
+        )
 
     @property
     def accuracy(self) -> Mapping[str, float | None]:

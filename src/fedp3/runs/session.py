@@ -10,7 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from fedp3.config import Config
 from fedp3.config.plugins import Plugin, plugin_records
 from fedp3.core.files import locked, read_json, write_json
 from fedp3.core.hashing import model_sha256
+from fedp3.core.types import ClientState
 from fedp3.engines.base import Engine, States
 from fedp3.experiment.assemble import Experiment, with_noise
 from fedp3.experiment.fingerprint import INITIAL, check_fingerprint, with_initial
@@ -69,10 +70,17 @@ Watch = Callable[[Experiment, Sequence[Mapping[str, Any]]], AbstractContextManag
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A run that has ended: where the server ended, and the numbers that every output shows."""
+    """A run that has ended.
+
+    Args:
+        state: where the server ended.
+        result: the numbers that every output shows.
+        clients: client -> round -> its state, as in a checkpoint; empty if nodes store them.
+    """
 
     state: ServerState
     result: Mapping[str, Any]
+    clients: Mapping[int, Mapping[int, ClientState]] = field(default_factory=dict)
 
 
 def watch_with(on_round: OnRound | None) -> Watch:
@@ -95,7 +103,7 @@ def read_finished(folder: Path, settings: Config) -> Outcome | None:
     if result is None:
         return None
     checkpoint, _ = load_checkpoint(folder, reopen(folder, settings).digest())
-    return None if checkpoint is None else Outcome(checkpoint.state, result)
+    return None if checkpoint is None else Outcome(checkpoint.state, result, checkpoint.clients)
 
 
 def train(
@@ -157,7 +165,7 @@ def train(
         if checkpoint is not None and result is not None:
             if not result.get("stopped") or reason_to_stop(callbacks, read_events(folder)):
                 # Nothing is evaluated again: that would spend privacy budget.
-                return Outcome(checkpoint.state, result)
+                return Outcome(checkpoint.state, result, checkpoint.clients)
             (folder / "result.json").unlink()  # from here on the run is not stopped any more
         if existing:
             done = checkpoint.state.t if checkpoint else 0
@@ -324,7 +332,7 @@ def run_rounds(
         result["epsilon_over_runs"] = over_runs.epsilon_max(experiment.config.privacy.delta)
     if folder is not None:
         write_json(folder / "result.json", result)
-    return Outcome(state, result)
+    return Outcome(state, result, _checkpoint(state, engine).clients)
 
 
 def without_p(server: ServerContext) -> ServerContext:
