@@ -34,6 +34,7 @@ from fedp3.cli import (
     resume,
     run,
     sweep,
+    watch,
 )
 from fedp3.cli.signals import Stopped
 from fedp3.core.errors import FedP3Error, InputError
@@ -66,6 +67,7 @@ def command_line(offered: Iterable[EntryPoint]) -> typer.Typer:
     app.command("methods")(methods.methods)
     app.command("run")(run.run)
     app.command("resume")(resume.resume)
+    app.command("watch")(watch.watch)
     app.command("report")(report.report)
     app.command("export")(export.export)
     app.command("sweep")(sweep.sweep)

@@ -1,6 +1,7 @@
 """Training as commands do it: `fedp3.runs.session` with a progress display and closing lines."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
@@ -62,6 +63,7 @@ def train(
     from fedp3.experiment.assemble import assemble
     from fedp3.runs import session
     from fedp3.runs.callbacks import log_to_tensorboard
+    from fedp3.runs.stop_request import StopRequested
 
     if resume:
         finished = session.finished_result(folder)
@@ -86,9 +88,11 @@ def train(
                 callbacks=callbacks,
                 tell=terminal.note,
             )
-        except Stopped as stopped:
+        except (Stopped, StopRequested) as stopped:
             terminal.note(f"{stopped}; resume with: {terminal.command('resume', folder)}")
-            raise
+            if isinstance(stopped, Stopped):
+                raise
+            raise Stopped(signal.SIGINT) from None  # a request ends a command as Ctrl-C does
     return dict(outcome.result)
 
 

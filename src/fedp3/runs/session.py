@@ -52,6 +52,7 @@ from fedp3.runs.existing import seed_configs as seed_configs
 from fedp3.runs.extension import extend
 from fedp3.runs.history import History
 from fedp3.runs.run_folder import as_event, create, read_events, truncate_events
+from fedp3.runs.stop_request import forget_request, stop_if_requested
 from fedp3.runs.writer import Write, round_writer
 from fedp3.server.context import RoundRecord, ServerContext, ServerState
 from fedp3.server.rounds import finish, run
@@ -158,6 +159,7 @@ def train(
             refuse_existing(folder, how_to_resume)  # another process may have begun one by now
             refuse_foreign(folder)
             _begin(experiment, folder, own_model, plugins, files or {})
+        forget_request(folder)
         checkpoint, broken = _last_checkpoint(folder, experiment.config.digest())
         for text in broken:
             (warn or tell)(text)
@@ -314,6 +316,7 @@ def run_rounds(
                 events.append(as_event(last))
                 if on_round is not None:
                     on_round(last)
+                stop_if_requested(folder)
                 reason = stop(events) if new.t < server.run.rounds else None
                 if reason:
                     break
