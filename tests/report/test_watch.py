@@ -27,8 +27,6 @@ from fedp3.report import live, watch
 from fedp3.report.watch import Server
 from fedp3.runs.stop_request import StopRequested, request_stop
 
-ROUNDS = 2000  # far more than the runs in these tests have time for
-
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Server]:
@@ -167,6 +165,7 @@ def test_there_are_not_too_many_streams(served: Server, monkeypatch: pytest.Monk
     connection = http.client.HTTPConnection("127.0.0.1", served.address.port, timeout=60)
     connection.request("GET", f"/{served.address.token}/events")
     assert b"event: full" in connection.getresponse().read()
+    connection.close()
 
 
 def test_a_folder_is_looked_at_by_one_thread_however_many_pages_are_open(served: Server) -> None:
@@ -195,7 +194,7 @@ def test_events_are_read_as_they_grow_and_again_if_they_were_cut_back(tmp_path: 
     path.write_text('{"t": 0}\n{"t": 1}\n{"t"')
     assert reader.update() and [e["t"] for e in reader.events] == [0, 1]
     assert not reader.update(), "a line that is being written is not read"
-    path.open("a").write(": 2}\n")
+    path.write_text(path.read_text() + ": 2}\n")
     assert reader.update() and [e["t"] for e in reader.events] == [0, 1, 2]
     (tmp_path / "new").write_text('{"t": 0}\n{"t": 5}\n{"t": 6}\n{"t": 7}\n')
     (tmp_path / "new").rename(path)
@@ -303,7 +302,7 @@ def training(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
     for process in started:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-            process.wait()
+        process.wait()
 
 
 LINES: dict[int, list[str]] = {}
@@ -311,8 +310,9 @@ LINES: dict[int, list[str]] = {}
 
 def _drain(process: "subprocess.Popen[str]") -> None:
     assert process.stderr is not None
-    for line in process.stderr:
-        LINES.setdefault(process.pid, []).append(line)
+    with process.stderr as lines:
+        for line in lines:
+            LINES.setdefault(process.pid, []).append(line)
 
 
 def until(done: Callable[[], Any], what: str) -> None:
@@ -389,11 +389,9 @@ def test_the_page_follows_a_run_and_its_button_stops_it(
         def round_shown() -> int:
             return int(page.locator("#round").inner_text().partition(" ")[0].replace("–", "0"))
 
-        page.wait_for_function("document.getElementById('state').textContent === 'training'")
+        until(lambda: page.locator("#state").inner_text() == "training", "the first numbers")
         first = round_shown()
-        page.wait_for_function(
-            f"parseInt(document.getElementById('round').textContent) > {first + 2}"
-        )
+        until(lambda: round_shown() > first + 2, "further rounds")
         assert page.locator("#left").inner_text() != "–"
         assert page.locator("#G").inner_text().endswith("%")
         assert page.locator("#clients i").count() == 12
@@ -414,9 +412,7 @@ def test_the_page_follows_a_run_and_its_button_stops_it(
         assert not (tmp_path / "a" / "stop").exists(), "one click is not enough"
         page.locator("#stop").click()
         assert process.wait(timeout=120) == 130
-        page.wait_for_function(
-            "document.getElementById('state').textContent.startsWith('not training')"
-        )
+        until(lambda: page.locator("#state").inner_text().startswith("not training"), "the end")
         assert not page.locator("#stop").is_visible()
         assert errors == []
         assert {urlsplit(url).netloc for url in asked} == {f"127.0.0.1:{server.address.port}"}
@@ -428,7 +424,7 @@ def test_the_page_follows_a_run_and_its_button_stops_it(
 def test_the_page_of_a_finished_run_shows_its_end(served: Server, browser: Any) -> None:  # noqa: F811
     page = browser.new_page(viewport={"width": 1300, "height": 900})
     page.goto(served.address.url, timeout=HANGS)
-    page.wait_for_function("document.getElementById('state').textContent === 'finished'")
+    until(lambda: page.locator("#state").inner_text() == "finished", "the numbers")
     assert not page.locator("#stop").is_visible()
     assert page.locator("#link").inner_text() == "the run is finished"
     page.close()
@@ -443,5 +439,7 @@ def test_the_command_prints_an_address_and_ends_with_ctrl_c(tmp_path: Path) -> N
     connection = http.client.HTTPConnection("127.0.0.1", url.port, timeout=60)
     connection.request("GET", url.path)
     assert b"fedp3 watch" in connection.getresponse().read()
+    connection.close()
     process.send_signal(signal.SIGINT)
     assert process.wait(timeout=60) == 0
+    process.stdout.close()

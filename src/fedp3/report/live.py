@@ -84,6 +84,7 @@ def snapshot(folder: Path, events: list[dict[str, Any]], state: str) -> dict[str
     recent = [event["seconds"] for event in events[-PACE:]]
     pace = sum(recent) / len(recent) if recent else None
     active = state in ("running", "stopping")
+    last = events[-1] if events else {}
     ended = (folder / "events.jsonl").stat().st_mtime if events else None
     return {
         "name": folder.resolve().name,
@@ -96,11 +97,9 @@ def snapshot(folder: Path, events: list[dict[str, Any]], state: str) -> dict[str
         "left": pace * (rounds - done) if active and pace is not None else None,
         "ended": ended,
         **{kind: _last_score(events, kind) for kind in "GDP"},
-        "loss": events[-1]["loss"] if events else None,
         "mb_up": sum(event["bytes_up"] for event in events) / 1e6,
         "mb_down": sum(event["bytes_down"] for event in events) / 1e6,
-        "epsilon": events[-1]["epsilon"] if events else None,
-        "client_epsilon": events[-1].get("client_epsilon") if events else None,
+        **{kind: last.get(kind) for kind in ("loss", "epsilon", "client_epsilon")},
         "timeline": [_round(event) for event in events[-RECENT:]],
         "clients": clients_of(events, len(about["clients"])),
     }

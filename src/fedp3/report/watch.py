@@ -10,6 +10,7 @@ import json
 import secrets
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from hmac import compare_digest
@@ -59,17 +60,15 @@ class Watched:
 
     def _watch(self) -> None:
         while not self._closed.wait(LOOKS):
-            self._look()
+            with suppress(FedP3Error, OSError, ValueError):  # a file is being replaced: look again
+                self._look()
 
     def _look(self) -> None:
         """Look at the folder; if it has changed, wake all who wait for news."""
-        try:
-            changed, state = self._reader.update(), state_of(self.folder)
-            if not changed and state == self._state:
-                return
-            now = snapshot(self.folder, self._reader.events, state)
-        except (FedP3Error, OSError, ValueError, KeyError):
-            return  # a file is being replaced; the next look finds it
+        changed, state = self._reader.update(), state_of(self.folder)
+        if not changed and state == self._state:
+            return
+        now = snapshot(self.folder, self._reader.events, state)
         with self._news:
             self._state, self._snapshot = state, now
             self._version += 1

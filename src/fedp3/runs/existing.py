@@ -15,7 +15,9 @@ from fedp3.core.errors import ConfigError, InputError
 from fedp3.core.files import read_json, write_json
 
 # What a run that was interrupted before it began may have left in its folder.
-OWN_FILES = {"checkpoint", "client_level", "flower.json", "initial.safetensors", "run.json"}
+OWN_FILES = {
+    *("checkpoint", "client_level", "flower.json", "initial.safetensors", "run.json", "stop"),
+}
 SEEDS = "seeds.json"  # in a folder of several seeds: what they are seeds of
 
 
