@@ -96,7 +96,7 @@ def run_panel(runs: Sequence[Run], i: int, tips: dict[str, Any]) -> Panel:
     if not same:
         tips[f"labels-{i}"] = grid_tips(labels)
     rejected = _rejected(run)
-    finished = all(s.result for s in run.seeds)
+    finished = all(s.result and not s.result.get("stopped") for s in run.seeds)
     privacy = seed.about.get("privacy") or {}
     warnings = seed.about.get("warnings", {})
     return Panel(
@@ -147,7 +147,9 @@ def _summary(seed: Seed) -> str:
 
 def _progress(run: Run) -> str:
     done = min(len(s.events) for s in run.seeds)
-    return f"not finished: {done} of {run.seeds[0].config['run']['rounds']} rounds"
+    stopped = any(s.result.get("stopped") for s in run.seeds)
+    word = "stopped by a callback" if stopped else "not finished"
+    return f"{word}: {done} of {run.seeds[0].config['run']['rounds']} rounds"
 
 
 def _cards(run: Run) -> tuple[Card, ...]:
@@ -423,7 +425,7 @@ def _commands(run: Run) -> tuple[tuple[str, str], ...]:
         commands += [
             ("Resume it", shlex.join(["fedp3", "resume", str(s.folder)]))
             for s in run.seeds
-            if not s.result
+            if not s.result or s.result.get("stopped")
         ]
         commands.append(("Run it again", shlex.join(again)))
     original = str(seed.about["command"])
