@@ -49,6 +49,7 @@ CLIENT_LEVEL = (
 )  # fmt: skip
 PHONES = ("devices.fleet={'Nexus S' = 0.5, 'Pixel 3' = 0.5}", "devices.round_seconds=0.03")
 MIXED = "prune.keep=[0.9, 0.7, 0.5]"
+TERNARY = ("upload.compress=ternary", "download.compress=ternary")
 FOUR_WIDTHS = "prune.keep=[1.0, 0.5, 0.25, 0.125]"
 
 CASES: dict[str, Sequence[str]] = {
@@ -82,6 +83,13 @@ CASES: dict[str, Sequence[str]] = {
     "fedavgm": ("method=fedavgm",),
     "fedadam": ("method=fedadam",),
     "scaffold": ("method=scaffold",),
+    "fedp3-paced": ("method=fedp3-paced", *CNN, "plan.period=2"),
+    "fedpart": ("method=fedpart", "plan.warm=1", "plan.stretch=1", "run.rounds=6"),
+    "fedlp": ("method=fedlp",),
+    "fedluar": ("method=fedluar", "run.rounds=5"),
+    "fedlama": ("method=fedlama", "aggregate.interval=2", "run.rounds=6"),
+    "cocofl": ("method=cocofl",),
+    "fiarse-threshold": ("method=fiarse-threshold",),
     # selectors
     "selector-random": (MIXED, "prune.selector=random"),
     "selector-neuron": (MIXED, "prune.selector=neuron"),
@@ -118,6 +126,17 @@ CASES: dict[str, Sequence[str]] = {
     "layers-resnet-blocks": ("plan.layers=resnet-no-b2-b3", *RESNET),
     "layers-resnet-part": ("plan.layers=resnet-b2-part", "model.norm=group", *RESNET),
     "others-frozen": ("plan.others=freeze", MIXED),
+    "schedule-dealt": (
+        *("plan.layers=full", "plan.schedule=paced", "plan.dealt=true", "plan.period=2"),
+        *("plan.share=0.3", MIXED),
+    ),
+    "schedule-resnet": (
+        *("plan.schedule=cycle", "plan.layers=full", "plan.warm=1", "plan.stretch=1", *RESNET),
+    ),
+    "weak-clients": (
+        *(MIXED, "plan.weak_below=0.8", "plan.weak_steps=1", "plan.weak_depth=0.5"),
+        *("plan.others=freeze", "plan.layers=full"),
+    ),
     "head-personal-uploaded": ("plan.head=personal_uploaded",),
     # aggregation
     "rule-examples": ("aggregate.rule=examples", "partition.sizes=lognormal"),
@@ -131,10 +150,42 @@ CASES: dict[str, Sequence[str]] = {
     ),
     "momentum-on-layers": ("aggregate.server=momentum", "aggregate.server_lr=0.5"),
     "adam-on-layers": ("aggregate.server=adam", "aggregate.server_lr=0.01"),
+    "recycled-at-random": ("aggregate.recycle=0.25", "aggregate.recycle_by=random"),
+    "recycled-in-turn": (
+        *("aggregate.recycle=0.5", "aggregate.recycle_by=cyclic", "aggregate.server=momentum"),
+    ),
+    "damped-retained": (
+        *("aggregate.damp=0.5", MIXED, "plan.upload=retained", "prune.selector=neuron"),
+    ),
     # uploads
     "upload-int8-layers": ("upload.compress=int8", MIXED),
     "upload-topk-layers": ("upload.compress=topk", "upload.share=0.1", "plan.redraw=true"),
     "upload-fp16-kept": ("upload.compress=fp16", "plan.upload=retained", "prune.selector=neuron"),
+    # codes in both directions
+    "codes-ternary": ("method=fedavg", *TERNARY, "run.rounds=5"),
+    "codes-random": (
+        MIXED,
+        "upload.compress=ternary-random",
+        "download.compress=int4-random",
+        "download.copy=fp32",
+    ),
+    "codes-entropy": (
+        *(MIXED, "prune.selector=neuron", "upload.compress=int4", "download.compress=int4"),
+        *("upload.entropy=true", "download.entropy=true", "run.rounds=5"),
+    ),
+    "codes-windows": ("method=fedrolex", *TERNARY, "run.rounds=5"),
+    "codes-largest-weights": ("method=fiarse", *TERNARY, "run.rounds=5"),
+    "codes-topk": ("method=fedavg", "download.compress=topk", "download.share=0.2"),
+    "codes-devices": (
+        *("method=fedavg", "devices.planner=manual", "devices.round_end=deadline", *PHONES),
+        *(*TERNARY, "upload.entropy=true", "run.rounds=5"),
+    ),
+    "codes-ldp": (*LDP, *TERNARY),
+    "codes-paced": (
+        *("method=fedp3-paced", *CNN, "plan.period=2", *TERNARY, "upload.entropy=true"),
+        *("run.rounds=6", "plan.weak_below=0.6", "plan.weak_steps=2", MIXED),
+    ),
+    "codes-batch-norm": ("plan.layers=opu3", *TERNARY, *RESNET),
     # local training
     "sgd-momentum-decay-cosine": (
         "local.momentum=0.9",
@@ -152,6 +203,13 @@ CASES: dict[str, Sequence[str]] = {
     "ldp-others-noised": (*LDP, "plan.others=noise", MIXED),
     "ldp-cnn": (*LDP, *CNN, "privacy.epsilon=20"),
     "ldp-momentum-int8": (*LDP, "local.momentum=0.5", "upload.compress=int8"),
+    "ldp-schedule": (
+        *LDP,
+        "plan.schedule=cycle",
+        "plan.layers=full",
+        "plan.warm=1",
+        "run.rounds=9",
+    ),
     "ldp-without-noise": (*LDP[:2], "privacy.epsilon=inf"),
     # client-level differential privacy
     "client-level": (*CLIENT_LEVEL, MIXED, "upload.compress=int8"),
@@ -165,18 +223,23 @@ CASES: dict[str, Sequence[str]] = {
     "devices-over-selection": (*PHONES, "devices.round_end=first", "run.clients_per_round=2"),
     "devices-buffered": (*PHONES, "devices.round_end=buffered", "run.rounds=6"),
     "devices-sub-models": (*PHONES, "method=fedrolex"),
+    "devices-paced": (*PHONES, "method=fedp3-paced", "plan.period=2", "plan.share=0.3"),
 }
 SEVERAL_WORKERS = (
     *("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp", "client-level"),
-    "devices-buffered",
+    *("devices-buffered", "codes-entropy", "fedp3-paced"),
 )
 RESUMED = (
     *("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp"),
-    *("client-level-adam", "devices-buffered", "devices-daily-deadline"),
+    *("client-level-adam", "devices-buffered", "devices-daily-deadline", "fedpart", "fedluar"),
+    *("recycled-in-turn", "ldp-schedule", "devices-paced", "fedlama", "codes-paced"),
+    *("codes-ternary", "codes-entropy", "codes-largest-weights", "codes-windows"),
 )
 ON_FLOWER = (
     *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),
-    *("client-level", "devices", "devices-buffered"),
+    *("client-level", "devices", "devices-buffered", "fedp3-paced", "fedluar", "fiarse-threshold"),
+    *("codes-ternary", "codes-random", "codes-entropy", "codes-windows", "codes-largest-weights"),
+    *("codes-topk", "codes-batch-norm", "codes-paced", "weak-clients", "fedlama"),
 )
 
 
@@ -314,17 +377,21 @@ def test_a_run_agrees_with_the_plain_path(case: str) -> None:
 
 
 def test_every_method_selector_rule_and_compression_is_pinned() -> None:
-    from fedp3.messages.compression import COMPRESSORS
+    from fedp3.messages.compressors import COMPRESSORS
     from fedp3.methods import METHODS
     from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
-    from fedp3.server.aggregators import AGGREGATORS
+    from fedp3.planning.schedules import SCHEDULES
+    from fedp3.server.aggregators import AGGREGATORS, RECYCLED_BY
 
     chosen = [settings(case) for case in CASES]
     assert {c.method for c in chosen} == set(METHODS)
     assert {c.prune.selector for c in chosen} == set(SELECTORS)
     assert {c.prune.local_pruner for c in chosen} == set(LOCAL_PRUNERS)
     assert {c.aggregate.rule for c in chosen} == set(AGGREGATORS)
-    assert {c.upload.compress for c in chosen} == set(COMPRESSORS)
+    codes = {c.upload.compress for c in chosen} | {c.download.compress for c in chosen}
+    assert codes == set(COMPRESSORS)
+    assert {c.plan.schedule for c in chosen} == set(SCHEDULES)
+    assert {c.aggregate.recycle_by for c in chosen} == set(RECYCLED_BY)
 
 
 def _written() -> Iterator[tuple[str, dict[str, Any]]]:

@@ -12,10 +12,9 @@ from torch import Tensor, nn
 import reference as ref
 from fedp3.client.batching import LocalSettings
 from fedp3.client.context import ClientContext, RunSpec
-from fedp3.core.masks import Mask
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.core.settings import RunSettings
-from fedp3.core.types import AcceptedUpdate, ClientPlan, LayerMap, Params, Reply, Task
+from fedp3.core.types import AcceptedUpdate, ClientPlan, LayerMap, Mask, Params, Reply, Task
 from fedp3.data import Dataset, from_tensors
 from fedp3.data.shards import Shard
 from fedp3.engines.base import Engine, States
@@ -25,11 +24,11 @@ from fedp3.models.zoo import ModelSettings, ModelSpec, build
 from fedp3.planning.client_plans import PlanSettings, client_plans
 from fedp3.planning.dispatch import dispatch
 from fedp3.planning.prune_settings import PruneSettings
-from fedp3.server.aggregators import AGGREGATORS, AggregateSettings, Aggregator
+from fedp3.server.aggregation import make_aggregator
+from fedp3.server.aggregators import AggregateSettings
 from fedp3.server.averaging import RunningMean
 from fedp3.server.context import ServerContext, ServerState
 from fedp3.server.gate import GateResult, admit
-from fedp3.server.optimizer import with_optimizer
 
 CLASSES = 4
 # The reference implementations use masks; test_shrinking.py holds smaller networks equal to them.
@@ -231,11 +230,6 @@ class World:
         """Before the first round."""
         aggregator = (server or self.server()).aggregator
         return ServerState(t=0, W=self.W, aggregator=aggregator.init())
-
-
-def make_aggregator(settings: AggregateSettings, spec: RunSpec) -> Aggregator:
-    """The aggregator of these settings, with its server optimizer."""
-    return with_optimizer(AGGREGATORS.pick(settings.rule)(settings, spec), settings, spec)
 
 
 def world(kind: str = "mlp", clients: int = 4, sizes: Sequence[int] = (), **changes: Any) -> World:

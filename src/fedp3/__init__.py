@@ -43,8 +43,9 @@ if TYPE_CHECKING:
     from fedp3.data.dataset import from_tensors as from_tensors
     from fedp3.data.dataset import from_torch as from_torch
     from fedp3.data.partition import PartitionSettings as PartitionSettings
-    from fedp3.messages.compression import Compressor as Compressor
+    from fedp3.messages.compression import DownloadSettings as DownloadSettings
     from fedp3.messages.compression import UploadSettings as UploadSettings
+    from fedp3.messages.compressors import Compressor as Compressor
     from fedp3.methods.catalogue import Method as Method
     from fedp3.methods.hook_settings import HookSettings as HookSettings
     from fedp3.models.layer_map import layer_map as layer_map
@@ -88,7 +89,8 @@ _HOMES = {
     "fedp3.data.catalogue": "DataSettings",
     "fedp3.data.dataset": "Dataset from_tensors from_torch",
     "fedp3.data.partition": "PartitionSettings",
-    "fedp3.messages.compression": "Compressor UploadSettings",
+    "fedp3.messages.compression": "DownloadSettings UploadSettings",
+    "fedp3.messages.compressors": "Compressor",
     "fedp3.methods.catalogue": "Method",
     "fedp3.methods.hook_settings": "HookSettings",
     "fedp3.models.layer_map": "layer_map",

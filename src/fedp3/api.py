@@ -31,13 +31,14 @@ from fedp3.data import DATASETS, Dataset
 from fedp3.data.partition import PARTITIONS
 from fedp3.engines.catalogue import check_engine, make_engine
 from fedp3.experiment.assemble import Experiment, assemble, assemble_from
-from fedp3.messages.compression import COMPRESSORS
+from fedp3.messages.compressors import COMPRESSORS
 from fedp3.methods import METHODS
 from fedp3.models.layer_map import layer_map
 from fedp3.models.zoo import MODELS
 from fedp3.planning.coverage import coverage
 from fedp3.planning.layer_sets import LAYER_SETS
 from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
+from fedp3.planning.schedules import SCHEDULES
 from fedp3.report.result import Result
 from fedp3.runs import session
 from fedp3.runs.callbacks import Callback, check_callbacks
@@ -58,6 +59,7 @@ register = SimpleNamespace(
     aggregator=AGGREGATORS.register,
     selector=SELECTORS.register,
     layer_set=LAYER_SETS.register,
+    layer_schedule=SCHEDULES.register,
     local_pruner=LOCAL_PRUNERS.register,
     method=METHODS.register,
     model=MODELS.register,
@@ -74,7 +76,8 @@ class Plan:
     Attributes:
         clients: the plan of each client in the first round.
         costs: the cost of each client's plan: parameters, FLOPs, memory, MB.
-        coverage: for each layer the clients that train and upload it.
+        coverage: for each layer the clients that train and upload it, in the first round or,
+            where layers follow a schedule, in some round of it.
     """
 
     clients: tuple[ClientPlan, ...]
@@ -228,7 +231,7 @@ def plan(config: Config | str | Path, *, data_dir: str | Path | None = None) -> 
     if not isinstance(config, Config):
         config = configs.load(Path(config))
     experiment = assemble(config, Path(data_dir) if data_dir is not None else None)
-    return Plan(experiment.first_plans, experiment.costs, coverage(experiment.first_plans))
+    return Plan(experiment.first_plans, experiment.costs, coverage(experiment.turn_plans))
 
 
 def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:

@@ -222,6 +222,23 @@ def test_plan_json_holds_every_client_and_the_coverage(fedp3):
     }
 
 
+def test_plan_shows_the_rounds_of_a_schedule_and_their_mean(fedp3):
+    fedp3("init", "my.toml")
+    small = [*TINY, "method=fedpart", "run.clients_per_round=0", "run.rounds=9", "plan.warm=1"]
+    code, out, _ = fedp3("plan", "my.toml", *small)
+    assert code == 0
+    lines = [line.split() for line in out.splitlines()]
+    assert ["1", "fc1", "fc2", "fc3", "ffc"] in [line[:5] for line in lines]
+    assert ["4-5", "fc2"] in [line[:2] for line in lines]
+    assert "repeats after 9 rounds" in out and "in some round: fc1 6, fc2 6, fc3 6, ffc 6" in out
+    schedule = last(fedp3("plan", "my.toml", *small, "--json")[1])["schedule"]
+    assert [(s["first"], s["last"]) for s in schedule] == [(1, 1), (2, 3), (4, 5), (6, 7), (8, 9)]
+    assert schedule[2]["clients"] == {"fc2": 6}
+    result = last(fedp3("run", "my.toml", *small, "--out", "a", "--json")[1])
+    planned = 6 * sum(s["mb_up"] * (s["last"] - s["first"] + 1) for s in schedule)
+    assert result["mb_up"] == pytest.approx(planned)
+
+
 def test_the_plans_bytes_are_the_runs_bytes(fedp3):
     fedp3("init", "my.toml")
     everyone = [*TINY, "run.clients_per_round=0", "run.rounds=1"]

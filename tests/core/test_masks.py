@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fedp3.core import masks as M
-from fedp3.core.masks import Block, Mask
-from fedp3.core.types import Axis, ClientPlan, LayerMap, LayerPlan, Masks, UnitGroup
+from fedp3.core.types import Axis, Block, ClientPlan, LayerMap, LayerPlan, Mask, Masks, UnitGroup
 
 
 def is_retained(mask: Mask, at: tuple[int, ...]) -> bool:

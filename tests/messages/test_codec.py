@@ -43,17 +43,14 @@ from fedp3.core.types import (
 from fedp3.costs.traffic import traffic
 from fedp3.messages.codec import (
     EXTRA_LIMIT,
-    MAX_DIMENSIONS,
-    _shape,
     decode_task,
     decode_update,
     encode_task,
     encode_update,
-    mask_bytes,
-    pack_mask,
-    unpack_mask,
 )
 from fedp3.messages.framing import HEADER_LIMIT, MAGIC, payload_size
+from fedp3.messages.header_fields import MAX_DIMENSIONS, shape
+from fedp3.messages.mask_code import mask_bytes, pack_mask, unpack_mask
 from fedp3.models.layer_map import layer_map
 from fedp3.models.zoo import ModelSettings, ModelSpec, build
 from fedp3.planning.client_plans import HEADS, OTHERS, PlanSettings, client_plans
@@ -764,6 +761,6 @@ def test_a_round_trip_by_hand() -> None:
 
 
 def test_an_extra_with_endless_dimensions_is_refused_in_few_words():
-    assert _shape([1] * MAX_DIMENSIONS, 10) == [1] * MAX_DIMENSIONS
+    assert shape([1] * MAX_DIMENSIONS, 10) == [1] * MAX_DIMENSIONS
     with pytest.raises(ValueError, match=f"300000 dimensions, at most {MAX_DIMENSIONS}"):
-        _shape([1] * 300_000, 10)
+        shape([1] * 300_000, 10)

@@ -119,7 +119,7 @@ def test_two_workers_give_the_same_bits(method: str) -> None:
 @every_method
 def test_a_method_is_one_line_of_the_config_that_init_writes(method: str) -> None:
     text = config.template().replace('method = "fedp3"', f'method = "{method}"')
-    small = ["partition.clients=10", "run.clients_per_round=4", "run.rounds=1", "model.width=0.02"]
+    small = ["partition.clients=10", "run.clients_per_round=4", "run.rounds=4", "model.width=0.02"]
     c = config.parse(tomllib.loads(text), small)
     if method == "resist":
         with pytest.raises(InputError, match=r"model\.name=resnet18"):
@@ -133,7 +133,8 @@ def test_a_method_is_one_line_of_the_config_that_init_writes(method: str) -> Non
 PRIVATE = {
     "fedp3", "fedp3-lowerb", "fedp3-opu2", "fedp3-opu3", "fedavg", "fedper", "local",
     "fedrop", "fjord", "fiarse", "ist", "resist", "fedavg-fp16", "fedavg-int8", "fedavg-topk",
-    "fedavg-layer", "fedavgm", "fedadam",
+    "fedavg-layer", "fedavgm", "fedadam", "fedp3-paced", "fedpart", "fedlp", "fedluar", "cocofl",
+    "fedlama",
 }  # fmt: skip
 
 

@@ -27,10 +27,12 @@ from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.messages.codec import decode_update, encode_task
 from fedp3.node.context import Request
 from fedp3.node.records import read_marks
+from fedp3.planning.client_plans import without_layers
 from fedp3.planning.dispatch import dispatch, global_tasks, training_tasks
 from fedp3.privacy.ledger import read
 from fedp3.privacy.mechanism import mechanism_of
 from fedp3.privacy.settings import Mechanism
+from fedp3.server.rounds import plans_for
 from flower.fakes import in_a_run
 
 from flwr.app import Context, Message, MessageType, RecordDict  # isort: skip
@@ -193,6 +195,78 @@ def test_rounds_that_the_config_does_not_have_are_refused(tmp_path: Path) -> Non
     for late in (device.tasks(t=2), device.tasks(t=3, kind="evaluate")):
         assert "(plan)" in str(failure_in(device.send(late)))
     device.update(device.tasks(t=2, kind="evaluate"))
+
+
+def sent(device: Device, t: int, plan: ClientPlan) -> RecordDict:
+    """The answer to a task of this round with this plan."""
+    e = device.experiment
+    spec = e.server.spec
+    ((weights, masks),) = dispatch(e.start.W, [plan], spec.layers, spec.pruning, t, spec.seed)
+    return device.send(Task(t=t, plan=plan, weights=weights, masks=masks))
+
+
+def test_a_node_follows_a_schedule_and_gives_a_layer_only_in_its_round(tmp_path: Path) -> None:
+    device = Device(
+        tmp_path,
+        *("method=fedpart", "plan.warm=1", "plan.stretch=1", "run.rounds=5"),
+    )
+    plans = [plans_for(device.experiment.server, t)[0] for t in range(5)]
+    assert [plan.uploaded for plan in plans[1:]] == [("fc1",), ("fc2",), ("fc3",), ("ffc",)]
+    for t in range(5):
+        for other in range(5):
+            accepted = FAILURE not in sent(device, t, plans[other])
+            assert accepted == (other == t), (t, other)
+
+
+def test_a_server_may_leave_out_layers_that_it_recycles_but_no_more(tmp_path: Path) -> None:
+    device = Device(tmp_path, "method=fedluar", "prune.keep=0.5")  # two of four layers
+    full, settings, keep = device.experiment.first_plans[0], device.experiment.config.plan, [0.5]
+    for left_out, accepted in (
+        ((), True),
+        (("fc2",), True),
+        (("fc1", "ffc"), True),
+        (("fc1", "fc2", "fc3"), False),
+    ):
+        (plan,) = without_layers([full], left_out, settings, keep)
+        assert (FAILURE not in sent(device, 1, plan)) == accepted, left_out
+    assert "this config recycles 2 layers" in device.log()
+    (plan,) = without_layers([full], ["fc2"], settings, keep)
+    for change in ({"upload": "retained"}, {"keep": 0.9}, {"train": False}):
+        layers = {**plan.layers, "fc2": replace(plan.layers["fc2"], **change)}
+        assert FAILURE in sent(device, 1, ClientPlan(0, layers)), change
+
+
+def test_a_layer_that_is_averaged_seldom_may_stay_on_the_node_for_some_rounds(
+    tmp_path: Path,
+) -> None:
+    device = Device(tmp_path, "method=fedlama")
+    full = device.experiment.first_plans[0]
+    sent_and_kept = LayerPlan(upload="none")
+    entries = {
+        "received and stored": (sent_and_kept, True),
+        "continued": (replace(sent_and_kept, send="none"), True),
+        "continued and uploaded": (LayerPlan(send="none"), True),
+        "frozen": (LayerPlan(train=False), False),
+        "skipped": (LayerPlan(send="skip", train=False, upload="none"), False),
+    }
+    for name, (entry, accepted) in entries.items():
+        plan = replace(full, layers={**full.layers, "fc2": entry})
+        assert (FAILURE not in sent(device, 0, plan)) == accepted, name
+    plain = Device(tmp_path / "plain", "method=fedavg")
+    plan = replace(full, layers={**full.layers, "fc2": LayerPlan(send="none")})
+    assert FAILURE in sent(plain, 0, plan), "only where the config averages layers seldom"
+
+
+def test_a_weak_device_takes_the_steps_of_its_plan_and_no_others(tmp_path: Path) -> None:
+    device = Device(
+        tmp_path,
+        *("method=fedavg", "prune.keep=0.5", "plan.weak_below=0.6", "plan.weak_steps=1"),
+    )
+    plan = device.experiment.first_plans[0]
+    assert plan.steps == 1
+    assert FAILURE not in sent(device, 0, plan)
+    for steps in (0, 2):
+        assert FAILURE in sent(device, 0, replace(plan, steps=steps))
 
 
 def test_a_withheld_layer_that_the_network_does_not_have_is_a_mistake(tmp_path: Path) -> None:

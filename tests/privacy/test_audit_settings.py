@@ -25,6 +25,8 @@ SETTINGS = [
     "upload.compress=fp16",
     "upload.compress=int8",
     "upload.compress=topk",
+    "upload.compress=ternary upload.entropy=true download.compress=ternary",
+    "upload.compress=int4-random",
     "prune.local_pruner=uniform",
     "prune.local_pruner=uniform plan.others=noise plan.upload=retained",
     "prune.local_pruner=ordered_dropout prune.selector=ordered",

@@ -396,6 +396,43 @@ def test_every_aggregation_takes_private_uploads(rule: str) -> None:
     assert run(aggregate={"rule": rule}, run={"rounds": 2}).outcome.result["rejected"] == 0
 
 
+@pytest.mark.parametrize("schedule", ["cycle", "paced", "random"])
+def test_plans_that_change_by_round_cost_what_fixed_ones_cost(schedule: str) -> None:
+    """A task is charged for its steps, whichever layers they train, and the others are frozen."""
+    changing = {"layers": "full", "schedule": schedule, "warm": 0, "stretch": 1, "period": 2}
+    fixed, scheduled = run(plan={"layers": "full"}), run(plan=changing)
+    assert scheduled.outcome.result["rejected"] == 0
+    assert scheduled.outcome.result["epsilon"] == fixed.outcome.result["epsilon"]
+    assert assembled(plan=changing).config.plan.others == "freeze"
+
+
+def test_recycled_changes_are_computed_from_noised_uploads_and_cost_nothing() -> None:
+    fixed = run(plan={"layers": "full"})
+    recycled = run(plan={"layers": "full"}, aggregate={"recycle": 0.5})
+    assert recycled.outcome.result["epsilon"] == fixed.outcome.result["epsilon"]
+    assert recycled.outcome.result["mb_up"] < fixed.outcome.result["mb_up"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"plan": {"weak_below": 1.0, "weak_steps": 1}}, "charged for all local steps"),
+        (
+            {
+                "hooks": {"through_threshold": True},
+                "prune": {"selector": "magnitude_all", "keep": 0.5},
+                "plan": {"layers": "prune-all", "upload": "retained"},
+            },
+            "hooks.through_threshold",
+        ),
+    ],
+)
+def test_what_ldp_does_not_account_for_is_refused(changes: dict[str, Any], text: str) -> None:
+    with pytest.raises((ConfigError, InputError)) as caught:
+        assembled(**changes)
+    assert text in str(caught.value)
+
+
 @pytest.mark.parametrize("head", ["personal", "personal_uploaded"])
 def test_layers_that_stay_with_a_client_are_noised_too(head: str) -> None:
     settings = {"layers": "opu1", "head": head}

@@ -163,6 +163,25 @@ def test_the_mean_is_that_of_the_reference(rule, drawn):
 
 
 @every_rule
+@given(rounds(), st.sampled_from([0.0, 0.25, 1.0]))
+def test_damping_is_that_of_the_reference(rule, drawn, damp):
+    """Coordinate by coordinate: f = 1 - d (1 - r), with r the share of clients that uploaded it."""
+    mean, got = drawn.new(rule), drawn.new(rule, damp=damp)
+    if damp == 0:
+        assert same(got, mean), "without damping to the bit"
+    for n, _, counts in drawn.spoken():
+        for at in ref.coordinates(drawn.W[n].shape):
+            r = sum(bool(count[at]) for count in counts) / max(1, len(drawn.who))
+            f = 1 - damp * (1 - r)
+            w, m = float(drawn.W[n][at]), float(mean[n][at])
+            assert float(got[n][at]) == pytest.approx(f * m + (1 - f) * w, rel=1e-6, abs=1e-7)
+            if r == 1:
+                assert torch.equal(got[n][at], mean[n][at])
+            if r == 0:
+                assert torch.equal(got[n][at], drawn.W[n][at])
+
+
+@every_rule
 @given(rounds(uploads=("all", "retained", "none")))
 def test_equal_uploads_come_back_bit_for_bit(rule, drawn):
     V = {

@@ -45,6 +45,12 @@ def test_every_server_optimizer_conforms(server: str, claim: str) -> None:
     CONFORMANCE[claim](AggregateSettings(rule="attention", server=server, server_lr=0.5))
 
 
+@pytest.mark.parametrize("claim", [claim for claim in CONFORMANCE if claim != EQUAL])
+def test_damping_conforms(claim: str) -> None:
+    """Damped means stay between the uploads and the model, so that one claim is not made."""
+    CONFORMANCE[claim](AggregateSettings(rule="attention", damp=0.5, server="momentum"))
+
+
 # --------------------------------------------------------------------------- faults that it finds
 
 Apply = Callable[[Params, Iterable[AcceptedUpdate], Any, RunSpec], tuple[Params, Any]]

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from fedp3.core.hashing import model_sha256
 from fedp3.core.types import AcceptedUpdate, ClientUpdate, Reply, Task
 from fedp3.devices.buffer import Flight
 from fedp3.devices.round_ends import LATE, SURPLUS, USED, Visit
+from fedp3.devices.run_fleet import FleetInputs, as_planned
+from fedp3.devices.settings import DeviceRow, DevicesSettings, device_of
 from fedp3.engines.base import Engine
 from fedp3.engines.in_process import sequential
 from fedp3.engines.process_pool import pool
@@ -20,7 +23,7 @@ from fedp3.runs import session
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedp3.server.buffered import moved
 from fedp3.server.context import RoundRecord, ServerState
-from fedp3.server.rounds import run
+from fedp3.server.rounds import plans_for, run
 from worlds import same, world
 
 MODES = {
@@ -218,3 +221,51 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_clock_and_bits(
     parts = train(tmp_path / "parts", resume=True)
     assert parts.result["model_sha256"] == whole.result["model_sha256"]
     assert parts.result["virtual_seconds"] == whole.result["virtual_seconds"] > 0
+
+
+# --------------------------------------------------------------------------- schedules of layers
+
+
+@pytest.mark.parametrize("mode", ["wait", "deadline", "buffered"])
+def test_the_clock_counts_what_is_due_in_each_round(mode: str) -> None:
+    """Rounds of one small layer are shorter than rounds of all; a buffered run ends the same."""
+    e = experiment(
+        mode,
+        *("method=fedpart", "plan.warm=1", "plan.stretch=1", "run.clients_per_round=0"),
+        *("devices.planner=manual", "devices.round_seconds=60"),
+    )
+    engine = sequential(e.client, e.shards)
+    records = [record for _, record in run(e.server, e.start, engine.execute)]
+    assert all(record.accepted for record in records)
+    if mode != "buffered":
+        seconds = [r.clock.ended - r.clock.began for r in records if r.clock]
+        assert seconds[0] > max(seconds[1:]), "the first round trains and uploads everything"
+        assert seconds[4] < seconds[2], "the head is the smallest layer"
+
+
+def test_a_device_must_hold_the_largest_round_of_a_schedule() -> None:
+    e = assemble(
+        config.parse(
+            {},
+            [
+                *("method=fedp3-paced", "plan.period=2", "plan.share=0.3", "partition.clients=2"),
+                *("run.clients_per_round=0", "model.name=cnn", "model.width=0.1"),
+            ],
+        )
+    )
+    rounds = [plans_for(e.server, t) for t in range(e.server.turn)]
+    peaks = [e.costs_of(plans)[0].peak_mb for plans in rounds]
+    assert max(peaks) > min(peaks)
+    between = (max(peaks) + min(peaks)) / 2
+    row = DeviceRow(name="small", memory_mb=between, gflops=1, mbps_down=1, mbps_up=1)
+    inputs = FleetInputs(
+        settings=DevicesSettings(fleet="phones", memory_share=1.0),
+        devices=(device_of(row), device_of(replace(row, memory_mb=2 * max(peaks)))),
+        context=e.client,
+        profile=e.profile,
+        examples=e.server.examples,
+        extra={},
+    )
+    for order in (rounds, rounds[::-1]):
+        fleet = as_planned(inputs, [plan for plans in order for plan in plans])
+        assert fleet.able == {1} and fleet.binding == ("memory", "")

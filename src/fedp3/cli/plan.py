@@ -19,6 +19,7 @@ JSON_KEYS = (
     "clients",
     "devices",
     "coverage",
+    "schedule",
     "layers",
     "parameters",
     "reductions",
@@ -68,7 +69,8 @@ def plan(
         description = describe(experiment)
         terminal.as_json({key: description[key] for key in JSON_KEYS if key in description})
         return
-    _show(experiment, f"{path}: what one round requires of each client")
+    which = "the first" if experiment.server.plan.changes else "one"
+    _show(experiment, f"{path}: what {which} round requires of each client")
     terminal.line("next: " + terminal.command("run", path, *(overrides or [])))
 
 
@@ -78,7 +80,7 @@ def _show(experiment: "Experiment", title: str) -> None:
     from fedp3.privacy.budget import planned_epsilons
     from fedp3.runs.description import describe, warnings_of
 
-    server, plans = experiment.server, experiment.first_plans
+    server, plans = experiment.server, experiment.turn_plans
     spent = planned_epsilons(server.budget, experiment.schedule) if server.budget else {}
     if server.fleet is None:
         _show_costs(experiment.costs, spent, title)
@@ -88,8 +90,14 @@ def _show(experiment: "Experiment", title: str) -> None:
     if server.fleet is None:
         terminal.line("MFLOP: one example, forward and backward; peak MB: one training step;")
     terminal.line("MB: payload of one round")
+    if server.spec.download.compress != "none":
+        terminal.line(_coded_down(experiment))
+    if server.plan.turn(server.layers) > 1:
+        _show_schedule(experiment)
+    _show_later_rounds(experiment)
     covered = ", ".join(f"{l} {len(clients)}" for l, clients in coverage(plans).items())
-    terminal.line(f"clients that train and upload each layer: {covered}")
+    when = " in some round" if server.plan.turn(server.layers) > 1 else ""
+    terminal.line(f"clients that train and upload each layer{when}: {covered}")
     unprunable = unprunable_units(server.layers, server.spec.pruning.selector, plans)
     for group, reason in unprunable.items():
         terminal.line(f"units of {group} are not pruned: {reason}")
@@ -101,6 +109,54 @@ def _show(experiment: "Experiment", title: str) -> None:
         _show_client_privacy(describe(experiment)["client_privacy"])
     for warning in warnings_of(experiment).values():
         terminal.line(f"warning: {warning}")
+
+
+def _coded_down(experiment: "Experiment") -> str:
+    """What MB down stands for where coded changes are sent."""
+    copies = [cost.mb_copy for cost in experiment.costs]
+    code = experiment.config.download.compress
+    return (
+        f"MB down: a change of every layer ({code}), for a client that took part in the round "
+        f"before; a client that missed many rounds is sent a copy, {min(copies):.2f} to "
+        f"{max(copies):.2f} MB"
+    )
+
+
+def _show_later_rounds(experiment: "Experiment") -> None:
+    """What later rounds leave out, where the server decides that from what it received."""
+    from fedp3.server.recycling import recycled_count
+
+    settings, layers = experiment.config.aggregate, experiment.server.layers
+    recycled = recycled_count(settings, layers)
+    if recycled:
+        terminal.line(
+            f"after the first round, {recycled} of {len(layers.layers)} layers are not uploaded in "
+            "each round: the server repeats their last change"
+        )
+    if settings.interval > 1:
+        terminal.line(
+            f"after {settings.interval} rounds, layers on which clients agree are sent and "
+            f"uploaded only once in {settings.interval} rounds"
+        )
+
+
+def _show_schedule(experiment: "Experiment") -> None:
+    """A table with a line for rounds in a row that train the same layers, and their mean."""
+    from fedp3.experiment.stretches import mean_of, stretches
+
+    found, clients = stretches(experiment), experiment.server.clients
+    costs = ("mb_down", "mb_up", "gflop")
+    columns = {"rounds": "left", "layers that are trained and uploaded": "left"}
+    columns |= dict.fromkeys(("MB down", "MB up", "GFLOP"), "right")
+    rows = []
+    for s in found:
+        rounds = f"{s.first}" if s.first == s.last else f"{s.first}-{s.last}"
+        shown = [l if n == clients else f"{l} ({n} of {clients})" for l, n in s.clients.items()]
+        rows.append([rounds, " ".join(shown) or "-", *(f"{getattr(s, c):.2f}" for c in costs)])
+    rows.append(["mean", "", *(f"{mean_of(found, c):.2f}" for c in costs)])
+    turn = experiment.server.plan.turn(experiment.server.layers)
+    title = f"the schedule {experiment.server.plan.schedule!r}, which repeats after {turn} rounds"
+    terminal.table(columns, rows, title=f"{title}; costs of a round, mean of clients")
 
 
 def _show_client_privacy(p: Mapping[str, Any]) -> None:

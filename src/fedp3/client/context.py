@@ -10,7 +10,12 @@ from fedp3.client.hooks import NO_HOOKS, Hooks
 from fedp3.client.step_source import PLAIN_STEPS, StepSource
 from fedp3.core.types import Group, LayerMap, Params
 from fedp3.data import Dataset
-from fedp3.messages.compression import UNCOMPRESSED, UploadSettings
+from fedp3.messages.compression import (
+    PLAIN_DOWNLOAD,
+    UNCOMPRESSED,
+    DownloadSettings,
+    UploadSettings,
+)
 from fedp3.models import shrinking
 from fedp3.planning.prune_settings import PruneSettings
 
@@ -24,9 +29,12 @@ class RunSpec:
     layers: LayerMap
     pruning: PruneSettings = DEFAULT_PRUNING
     compression: UploadSettings = UNCOMPRESSED
+    download: DownloadSettings = PLAIN_DOWNLOAD
     hooks: Hooks = NO_HOOKS  # what the method adds to local training
     seed: int = 0
     rounds: int = 30  # T
+    # whether clients store layers that they trained and did not upload, to continue from them
+    continues: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

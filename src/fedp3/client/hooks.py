@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
+from fedp3.client.step_source import Gradient
 from fedp3.core.types import Group, Kind, LayerMap, Params
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ Loss = Callable[[nn.Module, Tensor, Tensor, LossInputs], Tensor]
 TransformOutputs = Callable[[Tensor, Tensor], Tensor]
 ForwardContext = Callable[[nn.Module, Mapping[Group, float]], AbstractContextManager[None]]
 AfterPass = Callable[[nn.Module, Iterable[tuple[Tensor, Tensor]]], None]
+ReplaceGradient = Callable[[Gradient, Params, Mapping[str, Tensor]], Gradient]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +123,8 @@ class Hooks:
             of units that is retained in each group.
         after_pass: called after each pass with the network and the training samples in order.
         step: replaces the local step where units are pruned at every step.
+        gradient: replaces the gradient of the loss; takes it, the weights that a pass starts from,
+            and the masks of the pruned ones among them.
         exchange: the method's own tensors.
     """
 
@@ -131,6 +135,7 @@ class Hooks:
     forward: ForwardContext | None = None
     after_pass: AfterPass | None = None
     step: StepHook | None = None
+    gradient: ReplaceGradient | None = None
     exchange: Exchange | None = None
 
     def passes_of(self, kind: Kind) -> tuple[Pass, ...]:
@@ -146,6 +151,7 @@ class Hooks:
             self.transform_outputs,
             self.after_pass,
             self.step,
+            self.gradient,
             self.exchange,
         )
         return kind == "evaluate" or (self.passes_of(kind) == (Pass(),) and not any(others))

@@ -26,9 +26,8 @@ from fedp3.client.hooks import NO_PROXIMAL_TERM, LossInputs, ProximalTerm
 from fedp3.client.scoring import present_labels
 from fedp3.client.step_source import Gradient
 from fedp3.core import masks as M
-from fedp3.core.masks import Mask
 from fedp3.core.randomness import Stream, stream
-from fedp3.core.types import ClientPlan, Group, LayerMap, Masks, Params, Task
+from fedp3.core.types import ClientPlan, Group, LayerMap, Mask, Masks, Params, Task
 from fedp3.data import batch
 from fedp3.data.shards import Shard
 from fedp3.models import shrinking
@@ -98,6 +97,8 @@ def train(
     masks = task_masks(context, task, trained)
     samples = len(shard.train)
     plain = _in_parts(_loss_gradient(context, shard, task), task.plan.split)
+    if context.hooks.gradient is not None:
+        plain = context.hooks.gradient(plain, {n: tensors[n] for n in trained}, masks)
     at_once = replace(local, batch=math.ceil(local.batch / task.plan.split))
     gradient = source.gradient(plain, at_once, samples, context.seed, *address)
     local_pass = LocalPass(

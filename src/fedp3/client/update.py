@@ -16,7 +16,9 @@ from fedp3.core import masks as M
 from fedp3.core.errors import RunError
 from fedp3.core.types import ClientState, ClientUpdate, Group, Masks, Params, Task
 from fedp3.data.shards import Shard
-from fedp3.messages.compression import COMPRESSORS, RESIDUAL, pack
+from fedp3.messages.codec import encode_tensors
+from fedp3.messages.compression import RESIDUAL, pack
+from fedp3.messages.compressors import COMPRESSORS
 from fedp3.models import shrinking
 
 ClientAnswer = tuple[ClientUpdate, ClientState | None]  # what leaves a client, and what stays
@@ -141,7 +143,7 @@ def _needed_state(context: ClientContext, task: Task) -> list[str]:
         needed.append(PERSONAL)
     if exchange is not None and exchange.shift is not None and task.kind != "evaluate":
         needed.append(METHOD)
-    if task.kind == "train" and compressor is not None and compressor.sparse:
+    if task.kind == "train" and compressor is not None and compressor.feedback:
         needed.append(RESIDUAL)
     return [prefix.rstrip("/") for prefix in needed]
 
@@ -205,10 +207,23 @@ def _outcome(context: ClientContext, job: Job, start: Params, result: LocalResul
         metrics=result.metrics,
         extra={**result.extra, **packed.scales},
     )
-    personal = [
-        n for l, p in task.plan.layers.items() if p.send == "none" for n in context.layers.layers[l]
+    update = replace(update, bytes=_written_bytes(context, update, task))
+    staying = [
+        n
+        for l, p in task.plan.layers.items()
+        if p.send == "none" or (context.spec.continues and p.train and p.upload == "none")
+        for n in context.layers.layers[l]
     ]
-    return update, ClientState(task.t, {**full_shaped(personal), **result.state, **packed.residual})
+    return update, ClientState(task.t, {**full_shaped(staying), **result.state, **packed.residual})
+
+
+def _written_bytes(context: ClientContext, update: ClientUpdate, task: Task) -> int:
+    """The bytes of an update's tensors, where an entropy code decides; else 0."""
+    spec = context.spec
+    if not spec.compression.entropy:
+        return 0
+    unfed = spec.pruning.unfed_columns
+    return len(encode_tensors(update, task, spec.layers, unfed, spec.compression))
 
 
 def _upload(

@@ -20,7 +20,7 @@ from fedp3.core.settings import STRICT, RunSettings
 from fedp3.data import DataSettings
 from fedp3.data.partition import PartitionSettings
 from fedp3.devices.settings import DevicesSettings
-from fedp3.messages.compression import UploadSettings
+from fedp3.messages.compression import DownloadSettings, UploadSettings
 from fedp3.methods import METHODS, HookSettings
 from fedp3.models.zoo import ModelSettings
 from fedp3.planning.client_plans import PlanSettings
@@ -51,6 +51,7 @@ class Config:
     prune: PruneSettings = Field(default_factory=PruneSettings)
     local: LocalSettings = Field(default_factory=LocalSettings)
     upload: UploadSettings = Field(default_factory=UploadSettings)
+    download: DownloadSettings = Field(default_factory=DownloadSettings)
     aggregate: AggregateSettings = Field(default_factory=AggregateSettings)
     hooks: HookSettings = Field(default_factory=HookSettings)
     privacy: PrivacySettings = Field(default_factory=PrivacySettings)

@@ -8,6 +8,7 @@ FedP3Error
 │   └── PlanError    a plan that cannot train the model
 ├── RunError         a run that started and cannot continue, exit code 1
 └── CodecError       bytes from another machine or a file that are not what they claim to be
+    └── CopyError    changes of weights that a client does not hold
 
 Every message states what was received, what was expected, where, and what to do about it.
 """
@@ -43,3 +44,7 @@ class RunError(FedP3Error):
 
 class CodecError(FedP3Error):
     """Bytes that do not decode to what the plan allows."""
+
+
+class CopyError(CodecError):
+    """A client's copy of the published weights is missing or damaged."""

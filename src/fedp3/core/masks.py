@@ -6,23 +6,11 @@ rows and columns (structured).  `active` gives the coordinates that a client's t
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from fedp3.core.types import Axis, ClientPlan, LayerMap, Masks
-
-
-@dataclass(frozen=True, slots=True)
-class Block:
-    """The retained indices of dimensions 0 and 1; None means that all of them are retained."""
-
-    rows: Tensor | None
-    cols: Tensor | None
-
-
-Mask = Tensor | Block | None
+from fedp3.core.types import Axis, Block, ClientPlan, LayerMap, Mask, Masks
 
 
 def _indices(axis: Axis | None, units: Mapping[str, Tensor]) -> Tensor | None:
@@ -120,6 +108,13 @@ def as_bool(mask: Mask, shape: tuple[int, ...]) -> Tensor:
             line[indices] = True
             out &= line.view(*(-1 if d == side else 1 for d in range(len(shape))))
     return out
+
+
+def same(a: Mask, b: Mask, shape: tuple[int, ...]) -> bool:
+    """Return whether two masks retain the same coordinates of a tensor of this shape."""
+    if a is b:
+        return True
+    return torch.equal(as_bool(a, shape), as_bool(b, shape))
 
 
 def take(w: Tensor, mask: Mask) -> Tensor:

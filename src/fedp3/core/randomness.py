@@ -59,6 +59,13 @@ class Stream(IntEnum):
     # (client): the device of a client, drawn from a fleet with a name
     # (): which client has which device, for devices with given shares of the clients
     FLEET = 18
+    # (): by how much each client is ahead in a schedule of layers
+    # (round): the layers that are due at each client, for schedules that draw them
+    SCHEDULE = 19
+    # (round): the layers whose last change the server repeats
+    RECYCLE = 20
+    # (round): random rounding of the changes that the server publishes
+    PUBLISH = 21
 
 
 # The Mersenne Twister's words in the state of torch's CPU generator: their offset and number.

@@ -145,11 +145,54 @@ class ClientPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class Block:
+    """The retained indices of dimensions 0 and 1; None means that all of them are retained."""
+
+    rows: Tensor | None
+    cols: Tensor | None
+
+
+# Which coordinates of a tensor: all (None), single ones (a bool tensor), or rows and columns.
+Mask = Tensor | Block | None
+
+
+@dataclass(frozen=True, slots=True)
 class Masks:
     """P_i made concrete for one client and round; a tensor that is not named is dense."""
 
     units: Mapping[Group, Tensor] = field(default_factory=dict)  # retained unit indices, ascending
     weights: Mapping[str, Tensor] = field(default_factory=dict)  # tensor -> bool mask
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TensorDownload:
+    """How a client that may hold an earlier copy of a tensor gets its weights.
+
+    Args:
+        copied: all weights are sent, and what the client holds is not used.
+        changes: else the coded changes that the client missed, oldest first.  Each is the bytes
+            that stand for all coordinates of the tensor.
+        common: the coordinates that the client holds and still needs, to which the changes apply;
+            None means all.
+        fresh: the coordinates that it needs and does not hold, whose weights are sent; None means
+            that there are none.
+    """
+
+    copied: bool
+    changes: tuple[Tensor, ...] = ()
+    common: Mask = None
+    fresh: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Download:
+    """How the weights of a task are sent to a client that stores a copy of them.
+
+    The copy is the one of the round that the client's state is of, or the initial weights.
+    """
+
+    tensors: Mapping[str, TensorDownload]
+    bytes: int  # of the payload, masks included
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -168,6 +211,7 @@ class Task:
     evaluate: bool = False  # evaluate the resulting model on the client's test samples
     state_from: int = -1  # the round whose client state this task starts from; -1 if there is none
     extra: Params = field(default_factory=dict)  # tensors that a method sends besides the weights
+    download: Download | None = None  # how weights are sent; None sends all of them
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +232,7 @@ class ClientUpdate:
     examples: int
     metrics: Mapping[str, float] = field(default_factory=dict)
     extra: Params = field(default_factory=dict)  # tensors that a method uploads besides the layers
+    bytes: int = 0  # of its tensors, where an entropy code decides; 0 if the plan determines them
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +263,7 @@ class RejectionCode(StrEnum):
     UNASKED = "unasked"  # the client got no task in this round
     DUPLICATE = "duplicate"  # the client had replied already
     STALE = "stale"  # the update belongs to another round
+    COPY = "copy"  # the client's copy of the published weights is missing or damaged
     MALFORMED = "malformed"  # wrong names, shapes, types, counts or metrics
     NOT_FINITE = "not_finite"  # the update contains NaN or infinity
 

@@ -7,7 +7,8 @@ from fedp3.client.context import ClientContext
 from fedp3.core.memo import once_per_plan
 from fedp3.core.types import ClientPlan, Layer, LayerMap, Params
 from fedp3.costs import device_time
-from fedp3.costs.compute import ComputeProfile, flops, peak_bytes
+from fedp3.costs.compute import ComputeProfile, flops
+from fedp3.costs.memory import client_bytes
 from fedp3.costs.traffic import exchange_bytes, retained_parameters, share_down, traffic_by_layer
 from fedp3.planning.prune_settings import SELECTORS
 
@@ -32,6 +33,7 @@ class ClientCost:
     binding: str = ""  # the limit that keeps its device from training everything
     steps: int = 0  # local steps, where the plan names them
     split: int = 1  # parts in which a batch is computed
+    mb_copy: float = 0.0  # of weights for a client that holds none; as `mb_down` without a code
 
 
 def client_costs(
@@ -72,7 +74,8 @@ def _client_cost(
     extra: Params,
 ) -> ClientCost:
     layers, pruning = context.layers, context.pruning
-    traffic = traffic_by_layer(plan, layers, pruning, context.spec.compression)
+    spec = context.spec
+    traffic = traffic_by_layer(plan, layers, pruning, spec.compression, spec.download)
     exchanged, rows = exchange_bytes(extra), max(1, min(context.local.batch, samples))
     return ClientCost(
         id=plan.client,
@@ -81,10 +84,11 @@ def _client_cost(
         examples=0,
         parameters=retained_parameters(plan, layers, pruning),
         mflops_per_example=flops(profile, plan, layers, pruning) / 1e6,
-        peak_mb=peak_bytes(profile, plan, layers, pruning, rows, context.local.momentum > 0) / 1e6,
+        peak_mb=client_bytes(context, profile, plan, rows) / 1e6,
         mb_down=(sum(t.down for t in traffic.values()) + exchanged) / 1e6,
         mb_up=(sum(t.up for t in traffic.values()) + exchanged) / 1e6,
         layer_bytes={l: (t.down, t.up) for l, t in traffic.items()},
+        mb_copy=(sum(t.copy for t in traffic.values()) + exchanged) / 1e6,
         gflop=device_time.round_gflop(profile, plan, context, samples),
         steps=plan.steps,
         split=plan.split,

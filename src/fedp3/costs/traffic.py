@@ -1,6 +1,9 @@
 """Parameters and bytes of a plan, before anything is trained.
 
-Bytes are exact: they equal the payload that `fedp3.messages.codec` writes.
+Bytes are exact: they equal the payload that `fedp3.messages.codec` writes.  With an entropy code
+they are an upper bound.  Where coded changes are sent down, they depend on what a client holds:
+`Traffic.down` is for a client that missed one change of every layer, `Traffic.copy` for one that
+holds nothing; no client is ever sent more than a copy.
 
 Parameters are counted in one of two conventions.  `true` counts everything that is trained.
 `paper` counts convolutions with their biases and fully connected layers without them; it yields
@@ -13,8 +16,16 @@ from dataclasses import dataclass
 
 from fedp3.core.registry import pick
 from fedp3.core.types import ClientPlan, Group, Layer, LayerMap, LayerPlan, Params
-from fedp3.messages.codec import mask_bytes, wire_bytes
-from fedp3.messages.compression import UNCOMPRESSED, UploadSettings
+from fedp3.messages import tensor_code
+from fedp3.messages.compression import (
+    PLAIN_DOWNLOAD,
+    UNCOMPRESSED,
+    DownloadSettings,
+    UploadSettings,
+    compressor_of,
+)
+from fedp3.messages.mask_code import mask_bytes
+from fedp3.messages.versions import copy_bytes, is_coded
 from fedp3.planning.prune_settings import SELECTORS, PruneSettings
 from fedp3.planning.pruning import pruned_tensors, retained_across_tensors, units_left
 from fedp3.planning.selectors import retained_weights
@@ -115,6 +126,7 @@ class Traffic:
     down: int
     up: int
     masks: int  # the part of `down` that is masks
+    copy: int  # what a client is sent that holds nothing; as `down` where no changes are sent
 
 
 def traffic(
@@ -122,13 +134,15 @@ def traffic(
     layers: LayerMap,
     pruning: PruneSettings,
     compression: UploadSettings = UNCOMPRESSED,
+    download: DownloadSettings = PLAIN_DOWNLOAD,
 ) -> Traffic:
     """Bytes of a plan, equal to what the codec writes; a method's tensors are not counted."""
-    by_layer = traffic_by_layer(plan, layers, pruning, compression).values()
+    by_layer = traffic_by_layer(plan, layers, pruning, compression, download).values()
     return Traffic(
         down=sum(t.down for t in by_layer),
         up=sum(t.up for t in by_layer),
         masks=sum(t.masks for t in by_layer),
+        copy=sum(t.copy for t in by_layer),
     )
 
 
@@ -142,6 +156,7 @@ def traffic_by_layer(
     layers: LayerMap,
     pruning: PruneSettings,
     compression: UploadSettings = UNCOMPRESSED,
+    download: DownloadSettings = PLAIN_DOWNLOAD,
 ) -> dict[Layer, Traffic]:
     """The bytes of each layer; a mask over units counts for the layer whose outputs they are.
 
@@ -152,21 +167,57 @@ def traffic_by_layer(
     unit_mask_bytes = _unit_mask_bytes(units, layers, pruning)
     by_layer = {}
     for l, p in plan.layers.items():
-        down = up = 0
+        down = up = copy = 0
         masks = unit_mask_bytes.get(l, 0)
         for n in layers.layers[l]:
-            numel = math.prod(layers.shapes[n])
-            retained = weights.get(n, numel)
-            if units:
-                retained = round(numel * block_share(n, units, layers))
-            dense = numel if pruning.unfed_columns == "vote" else retained
-            down += VALUE * {"dense": dense, "pruned": retained, "none": 0, "skip": 0}[p.send]
+            everything, retained = _extents(n, units, weights.get(n), layers)
+            dense = everything if pruning.unfed_columns == "vote" else retained
+            if p.send in ("dense", "pruned"):
+                sent = {"dense": dense, "pruned": retained}[p.send]
+                down += _down_bytes(n, sent, layers, download)
+                copy += _copy_bytes(n, sent, layers, download)
             if p.upload != "none":
-                count = {"all": dense, "retained": retained, "zeros": numel}[p.upload]
-                up += wire_bytes(n, count, layers, compression)
+                uploaded = {"all": dense, "retained": retained, "zeros": everything}[p.upload]
+                compressor = compressor_of(n, layers, compression)
+                up += tensor_code.size(uploaded.count, uploaded.rows, compressor, compression)
             masks += weight_mask_bytes.get(n, 0)
-        by_layer[l] = Traffic(down=down + masks, up=up, masks=masks)
+        by_layer[l] = Traffic(down=down + masks, up=up, masks=masks, copy=copy + masks)
     return by_layer
+
+
+@dataclass(frozen=True, slots=True)
+class _Extent:
+    """How many coordinates of a tensor are exchanged, and over how many rows they lie."""
+
+    count: int
+    rows: int
+
+
+def _extents(
+    n: str, units: Mapping[Group, int], weights: int | None, layers: LayerMap
+) -> tuple[_Extent, _Extent]:
+    """A tensor in full, and what is retained of it."""
+    shape = layers.shapes[n]
+    rows = tensor_code.exchanged_rows(None, shape)
+    everything = _Extent(math.prod(shape), rows)
+    if not units:
+        return everything, _Extent(everything.count if weights is None else weights, rows)
+    axes = layers.axes.get(n, ())
+    if rows > 1 and axes and axes[0] is not None and axes[0].group in units:
+        rows = rows // layers.groups[axes[0].group].units * units[axes[0].group]
+    return everything, _Extent(round(everything.count * block_share(n, units, layers)), rows)
+
+
+def _down_bytes(n: str, sent: _Extent, layers: LayerMap, download: DownloadSettings) -> int:
+    """Bytes of a tensor for a client that missed one change of it."""
+    if not is_coded(download):
+        return VALUE * sent.count
+    changed = tensor_code.size(sent.count, sent.rows, compressor_of(n, layers, download), download)
+    return min(changed, _copy_bytes(n, sent, layers, download))
+
+
+def _copy_bytes(n: str, sent: _Extent, layers: LayerMap, download: DownloadSettings) -> int:
+    return copy_bytes(n, sent.count, layers, download) if is_coded(download) else VALUE * sent.count
 
 
 def _unit_mask_bytes(

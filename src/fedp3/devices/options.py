@@ -17,8 +17,9 @@ import numpy as np
 from fedp3.client.batching import step_count
 from fedp3.client.context import ClientContext
 from fedp3.core.types import ClientPlan, Layer, LayerMap, LayerPlan, Params
-from fedp3.costs.compute import ComputeProfile, peak_bytes
+from fedp3.costs.compute import ComputeProfile
 from fedp3.costs.device_time import round_gflop
+from fedp3.costs.memory import client_bytes
 from fedp3.costs.traffic import exchange_bytes, retained_parameters, traffic
 from fedp3.devices.table import Device
 from fedp3.planning.client_plans import HEADS, PlanSettings, outside
@@ -115,9 +116,7 @@ class Menu:
         return self._peaks[key]
 
     def _bytes(self, plan: ClientPlan) -> int:
-        context, momentum = self.context, self.context.local.momentum > 0
-        layers, pruning = context.layers, context.pruning
-        return peak_bytes(self.profile, plan, layers, pruning, self.rows, momentum)
+        return client_bytes(self.context, self.profile, plan, self.rows)
 
 
 def make_menu(
@@ -172,12 +171,13 @@ def _candidates(
         is_full = window == (0, H - 1)
         for keep in KEEPS[:1] if is_full else KEEPS:
             plan = ClientPlan(0, window_plans(layers, settings, window, keep))
-            bytes_of = traffic(plan, layers, pruning, context.spec.compression)
+            spec = context.spec
+            bytes_of = traffic(plan, layers, pruning, spec.compression, spec.download)
             found.append(
                 Candidate(
                     window=window,
                     layers=plan.layers,
-                    down=bytes_of.down + exchanged,
+                    down=bytes_of.copy + exchanged,
                     up=bytes_of.up + exchanged,
                     step_gflop=round_gflop(profile, plan, context, samples) / steps,
                     share=retained_parameters(plan, layers, pruning) / everything,

@@ -1,17 +1,18 @@
 """The fleet of one run: its devices, what each of them does, and how long that takes."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedp3.client.context import ClientContext
 from fedp3.core.errors import PlanError
 from fedp3.core.memo import once_per_plan
 from fedp3.core.types import ClientPlan, Params
-from fedp3.costs.compute import ComputeProfile, peak_bytes
+from fedp3.costs.compute import ComputeProfile
 from fedp3.costs.device_time import round_gflop
+from fedp3.costs.memory import client_bytes
 from fedp3.costs.traffic import exchange_bytes, traffic
-from fedp3.devices.clock import Timing, Work, make_timings, visit
+from fedp3.devices.clock import Timing, Work, make_timings
 from fedp3.devices.fleet_pass import plan_fleet
 from fedp3.devices.fleets import make_fleet
 from fedp3.devices.options import (
@@ -21,7 +22,7 @@ from fedp3.devices.options import (
     make_menu,
     transfer_and_work,
 )
-from fedp3.devices.round_ends import ROUND_ENDS, RoundMode, Visit
+from fedp3.devices.round_ends import ROUND_ENDS, RoundMode
 from fedp3.devices.settings import DevicesSettings, device_of
 from fedp3.devices.table import Device
 from fedp3.devices.window_draws import DeviceClass, class_plans
@@ -74,13 +75,6 @@ class RunFleet:
 def fleet_plans(fleet: RunFleet, seed: int, t: int) -> dict[int, ClientPlan]:
     """The plan of every client in round t, where windows are planned."""
     return class_plans(fleet.classes, fleet.settings.windows, seed, t)
-
-
-def visits(fleet: RunFleet, plans: Iterable[ClientPlan], start: int) -> list[Visit]:
-    """Every client's part of a round that begins at `start`."""
-    return [
-        visit(plan.client, fleet.timings[plan.client], fleet.work_of(plan), start) for plan in plans
-    ]
 
 
 # --------------------------------------------------------------------------- devices
@@ -206,10 +200,14 @@ def as_planned(inputs: FleetInputs, plans: Sequence[ClientPlan]) -> RunFleet:
 
     Args:
         inputs: the run and its devices.
-        plans: the plans of all clients in the first round.
+        plans: the plans of all clients in the first round, and where they follow a schedule in
+            every round until it begins again.
     """
     violated = _violation_counter(inputs)
-    binding = {plan.client: violated(plan) for plan in plans}
+    binding: dict[int, str] = {}
+    for plan in plans:
+        if binding.get(plan.client) != "memory":
+            binding[plan.client] = violated(plan) or binding.get(plan.client, "")
     able = frozenset(
         i for i, limit in binding.items() if limit != "memory" and inputs.examples.get(i, 0)
     )
@@ -268,9 +266,11 @@ def work_counter(inputs: FleetInputs) -> WorkOf:
     exchanged = exchange_bytes(inputs.extra)
 
     def work_of(plan: ClientPlan) -> Work:
-        bytes_of = traffic(plan, context.layers, context.pruning, context.spec.compression)
+        spec = context.spec
+        bytes_of = traffic(plan, spec.layers, spec.pruning, spec.compression, spec.download)
         gflop = round_gflop(inputs.profile, plan, context, examples[plan.client])
-        return Work(bytes_of.down + exchanged, bytes_of.up + exchanged, gflop)
+        # A client that missed many rounds is sent a copy: no download is longer.
+        return Work(bytes_of.copy + exchanged, bytes_of.up + exchanged, gflop)
 
     return once_per_plan(work_of, lambda plan: examples[plan.client])
 
@@ -283,7 +283,6 @@ def peak_counter(inputs: FleetInputs) -> Callable[[ClientPlan], int]:
         return max(1, min(local.batch, inputs.examples[plan.client]))
 
     def peak_of(plan: ClientPlan) -> int:
-        layers, pruning = context.layers, context.pruning
-        return peak_bytes(inputs.profile, plan, layers, pruning, rows(plan), local.momentum > 0)
+        return client_bytes(context, inputs.profile, plan, rows(plan))
 
     return once_per_plan(peak_of, rows)

@@ -30,6 +30,7 @@ from fedp3.data.partition_file import read_partition
 from fedp3.data.shards import Shard
 from fedp3.experiment.compatibility import check_device, check_model, refuse_frozen, smallest_batch
 from fedp3.experiment.device_plans import on_devices, with_fleet
+from fedp3.messages.versions import Published, begin, is_coded
 from fedp3.methods.fedcr import coded_tail
 from fedp3.models.layer_map import layer_map
 from fedp3.models.zoo import MODELS, ModelSpec, build, channels_last
@@ -43,10 +44,10 @@ from fedp3.privacy.client_level import requirements as client_requirements
 from fedp3.privacy.client_level.budget import plan_release_budget
 from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.settings import AUTO, Mechanism
+from fedp3.server.aggregation import make_aggregator
 from fedp3.server.aggregators import AGGREGATORS
 from fedp3.server.client_level import ClientLevel
 from fedp3.server.context import ServerContext, ServerState
-from fedp3.server.optimizer import with_optimizer
 from fedp3.server.rounds import plans_for
 
 
@@ -74,6 +75,15 @@ class Experiment:
         return plans_for(self.server, 0)
 
     @cached_property
+    def turn_plans(self) -> tuple[ClientPlan, ...]:
+        """The plans of all clients in every round of one turn of the schedule of layers.
+
+        Without a schedule these are the plans of round 0.
+        """
+        later = (plans_for(self.server, t) for t in range(1, self.server.turn))
+        return sum(later, self.first_plans)
+
+    @cached_property
     def profile(self) -> ComputeProfile:
         """FLOPs and memory of the network."""
         if self.server.fleet is not None:
@@ -83,11 +93,15 @@ class Experiment:
     @cached_property
     def costs(self) -> list[ClientCost]:
         """What every client's plan costs in round 0."""
+        return self.costs_of(self.first_plans)
+
+    def costs_of(self, plans: Sequence[ClientPlan]) -> list[ClientCost]:
+        """What these plans, one for each client, cost in their round."""
         server = self.server
         costs = client_costs(
             self.client,
             self.profile,
-            self.first_plans,
+            plans,
             server.keep,
             server.examples,
             self.start.extra,
@@ -166,7 +180,13 @@ def assemble_from(
     awaits_devices = config.plan.layers == AUTO_LAYERS and server.fleet is None
     if not awaits_devices:
         check_plans(server)
-    start = ServerState(t=0, W=client.initial, aggregator=server.aggregator.init(), extra=extra)
+    start = ServerState(
+        t=0,
+        W=client.initial,
+        aggregator=server.aggregator.init(),
+        extra=extra,
+        published=published_at_start(config, client),
+    )
     experiment = Experiment(config, server, client, shards, start)
     if config.client_privacy.enabled:
         return _with_client_privacy(experiment)
@@ -176,6 +196,14 @@ def assemble_from(
     if not resolve_noise:
         return experiment
     return _with_budget(experiment, config.privacy.noise_multiplier)
+
+
+def published_at_start(config: Config, client: ClientContext) -> Published | None:
+    """What clients hold before the first round, where changes of weights are sent down."""
+    if not is_coded(config.download):
+        return None
+    known = config.model.name != OWN  # then the seed determines W_0
+    return begin(client.initial, client.layers, config.download, known=known)
 
 
 def assemble_client(config: Config, net: nn.Module, data: Dataset) -> ClientContext:
@@ -199,9 +227,11 @@ def _run_spec(
         layers=layer_map(net, layers),
         pruning=config.prune,
         compression=config.upload,
+        download=config.download,
         hooks=_hooks(config),
         seed=config.run.seed,
         rounds=config.run.rounds,
+        continues=config.aggregate.interval > 1,
     )
 
 
@@ -211,9 +241,10 @@ def _hooks(config: Config) -> Hooks:
 
 
 def _server_context(config: Config, spec: RunSpec, shards: Mapping[int, Shard]) -> ServerContext:
-    aggregator = AGGREGATORS.pick(config.aggregate.rule)(config.aggregate, spec)
-    if not config.client_privacy.enabled:  # there the optimizer steps on the noised release
-        aggregator = with_optimizer(aggregator, config.aggregate, spec)
+    if config.client_privacy.enabled:  # there the optimizer steps on the noised release
+        aggregator = AGGREGATORS.pick(config.aggregate.rule)(config.aggregate, spec)
+    else:
+        aggregator = make_aggregator(config.aggregate, spec)
     # What is chosen for devices follows; a keep file was read together with the config.
     share = 1.0 if isinstance(config.prune.keep, str) else config.prune.keep
     return ServerContext(
@@ -236,7 +267,7 @@ def check_plans(server: ServerContext) -> None:
     if server.fleet is None or not server.fleet.classes:
         check_coverage(server.plan, spec.layers, server.keep, spec.seed, spec.rounds)
     static = SELECTORS.pick(spec.pruning.selector).static
-    rounds = server.spec.rounds if server.plan.redraw and static else 1
+    rounds = server.spec.rounds if server.plan.changes and static else 1
     plans = [plan for t in range(rounds) for plan in plans_for(server, t)]
     check_pruning(server.spec.pruning, server.layers, plans)
 

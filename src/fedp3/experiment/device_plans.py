@@ -69,7 +69,8 @@ def with_fleet(
 
         fleet, keep = plan_shares(inputs, _levels(config.method), plans_at)
         return replace(server, fleet=fleet, keep=keep)
-    return replace(server, fleet=as_planned(inputs, plans_for(server, 0)))
+    plans = [plan for t in range(server.turn) for plan in plans_for(server, t)]
+    return replace(server, fleet=as_planned(inputs, plans))
 
 
 def on_devices(costs: Sequence[ClientCost], fleet: RunFleet) -> list[ClientCost]:

@@ -11,7 +11,7 @@ from safetensors.torch import load as load_tensors
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import read_json, state_home, write_secret
 from fedp3.core.hashing import model_sha256, sha256_of
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.assemble import Experiment, published_at_start
 
 KEYED = ("machine", "data", "clients")
 INITIAL = "initial.safetensors"  # W_0 of a network that was passed in, not built from the config
@@ -86,5 +86,7 @@ def with_initial(folder: Path, experiment: Experiment) -> Experiment:
         raise InputError(f"cannot read {path}, with which this run began: {error}") from None
     if model_sha256(W) != read_json(folder / "run.json").get("initial_sha256"):
         raise InputError(f"{path} is damaged: it is not the W_0 that this run began with")
-    client, start = replace(experiment.client, initial=W), replace(experiment.start, W=W)
+    client = replace(experiment.client, initial=W)
+    published = published_at_start(experiment.config, client)
+    start = replace(experiment.start, W=W, published=published)
     return replace(experiment, client=client, start=start)

@@ -3,121 +3,61 @@
     magic, header length | header (JSON, with the sha256 of the payload) | payload
 
 The payload holds the masks that the receiver cannot derive, then the values of the exchanged
-coordinates.  Masks are bitmaps or index lists, whichever is shorter.  Values are little-endian,
-float32 or the type to which the run compresses uploads.  `fedp3.costs.traffic` counts exactly
-these bytes; everything else is framing.
+coordinates.  Masks are bitmaps or index lists, whichever is shorter.  Values are float32, or coded
+as `fedp3.messages.tensor_code` describes; a task may have coded changes of weights that the client
+holds instead of weights (`fedp3.messages.versions`).  `fedp3.costs.traffic` counts exactly these
+bytes; everything else is framing.
 
 Decoding checks sizes before it allocates memory, and it never runs code.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from fedp3.core import masks as M
-from fedp3.core.errors import CodecError
-from fedp3.core.masks import Mask
+from fedp3.core.errors import CodecError, CopyError
+from fedp3.core.hashing import model_sha256
 from fedp3.core.types import (
     ClientPlan,
     ClientUpdate,
+    Download,
     Kind,
     LayerMap,
-    LayerPlan,
+    Mask,
     Masks,
     Params,
-    Send,
     Task,
-    Upload,
 )
+from fedp3.messages import header_fields as fields
+from fedp3.messages import tensor_code, versions
 from fedp3.messages.compression import (
+    PLAIN_DOWNLOAD,
+    SCALE,
     UNCOMPRESSED,
+    DownloadSettings,
     UploadSettings,
     compressor_of,
-    dtype_of,
-    top,
     uploaded_tensors,
 )
-from fedp3.messages.framing import Reader, frame, open_frame
+from fedp3.messages.framing import Reader, frame, open_frame, values_bytes
+from fedp3.messages.mask_code import mask_bytes, pack_mask, unpack_mask
 from fedp3.planning.prune_settings import SELECTORS, PruneSettings
 from fedp3.planning.pruning import masks_for, pruned_tensors, retained_across_tensors
-from fedp3.planning.selectors import retained_weights
 
 EXTRA_LIMIT = 1 << 20  # bytes of a method's tensors that a reader always accepts
-MAX_DIMENSIONS = 8  # of a method's tensor
-MAX_INTEGER = 1 << 31  # rounds and clients are below it
+
+# What a client holds of the published weights: tensor -> its values, and their coordinates.
+Copy = Mapping[str, tuple[Tensor, Mask]]
+# The round of a client's state, or -1 -> the copy that it holds since then; None if it has none.
+FindCopy = Callable[[int], Copy | None]
 
 # What evaluating a malformed header can raise.
 HEADER_ERRORS = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RuntimeError)
-
-
-# --------------------------------------------------------------------------- masks as bytes
-
-
-def mask_bytes(n: int, k: int) -> int:
-    """Bytes of a mask that retains k of n coordinates.
-
-    It is a bitmap, or a list of the retained or of the pruned indices where that is shorter.
-    """
-    return min(math.ceil(n / 8), 4 * min(k, n - k))
-
-
-def pack_mask(mask: Tensor) -> bytes:
-    """A bool mask in `mask_bytes` bytes."""
-    flat = mask.flatten().numpy()
-    n, k = flat.size, int(flat.sum())
-    if mask_bytes(n, k) == math.ceil(n / 8):
-        return np.packbits(flat).tobytes()
-    listed = flat if k <= n - k else ~flat
-    return np.flatnonzero(listed).astype("<u4").tobytes()
-
-
-def unpack_mask(data: bytes, n: int, k: int) -> Tensor:
-    """The inverse of `pack_mask`.
-
-    Args:
-        data: the packed mask.
-        n: the number of coordinates, from the plan and never from the data.
-        k: the number of retained coordinates, from the plan too.
-    """
-    if len(data) != mask_bytes(n, k):
-        raise CodecError(f"a mask of {k} in {n} takes {mask_bytes(n, k)} bytes, got {len(data)}")
-    if len(data) == math.ceil(n / 8):
-        flat = np.unpackbits(np.frombuffer(data, np.uint8), count=n).astype(bool)
-    else:
-        indices = np.frombuffer(data, "<u4")
-        if indices.size and int(indices.max()) >= n:
-            raise CodecError(f"a mask index is {int(indices.max())}, beyond {n}")
-        listed = np.zeros(n, bool)
-        listed[indices] = True
-        flat = listed if k <= n - k else ~listed
-    retained = int(flat.sum())
-    if retained != k:
-        raise CodecError(f"a mask retains {retained} of {n} coordinates, the plan says {k}")
-    return torch.from_numpy(flat)
-
-
-def wire_bytes(name: str, count: int, layers: LayerMap, compression: UploadSettings) -> int:
-    """Payload bytes of an uploaded tensor, with its scale or its mask.
-
-    Args:
-        name: the tensor.
-        count: how many of its coordinates the plan uploads.
-        layers: the model's layers.
-        compression: how the run compresses uploads.
-    """
-    compressor = compressor_of(name, layers, compression)
-    if compressor is None:
-        return 4 * count
-    if compressor.sparse:
-        k = retained_weights(compression.share, count)
-        return 4 * k + mask_bytes(count, k)
-    scale = 4 if compressor.scaled else 0
-    return compressor.dtype.itemsize * count + scale
 
 
 def room_for(extra: Params) -> int:
@@ -125,22 +65,26 @@ def room_for(extra: Params) -> int:
     return max(EXTRA_LIMIT, 4 * sum(w.numel() for w in extra.values()))
 
 
-def _bytes_of(w: Tensor) -> bytes:
-    values = w.contiguous().numpy()
-    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
-
-
 # --------------------------------------------------------------------------- tasks
 
 
-def encode_task(task: Task, layers: LayerMap, pruning: PruneSettings) -> bytes:
+def encode_task(
+    task: Task,
+    layers: LayerMap,
+    pruning: PruneSettings,
+    download: DownloadSettings = PLAIN_DOWNLOAD,
+) -> bytes:
     """A task as a message."""
     payload = []
     if not SELECTORS.pick(pruning.selector).derivable:
         payload += _packed_masks(task.masks, layers, pruning)
-    for n, mask in _sent_tensors(task, layers, pruning.unfed_columns):
-        payload.append(_bytes_of(M.take(task.weights[n], mask)))
-    payload += [_bytes_of(w) for w in task.extra.values()]
+    needed = dict(_sent_tensors(task, layers, pruning.unfed_columns))
+    if task.download is None:
+        payload += [values_bytes(M.take(task.weights[n], mask)) for n, mask in needed.items()]
+    else:
+        for n, mask in needed.items():
+            payload += _coded_weights(task, task.download, n, mask, layers, download)
+    payload += [values_bytes(w) for w in task.extra.values()]
     plan = {l: [p.send, p.keep, p.train, p.upload] for l, p in task.plan.layers.items()}
     header = {
         "kind": "task",
@@ -155,11 +99,45 @@ def encode_task(task: Task, layers: LayerMap, pruning: PruneSettings) -> bytes:
         "split": task.plan.split,
         "extra": _shapes(task.extra),
     }
+    if task.download is not None:
+        header["missed"] = [_missed(task.download, n) for n in needed]
+        header["weights"] = model_sha256(task.weights)
     return frame(header, b"".join(payload))
 
 
+def _missed(download: Download, n: str) -> int:
+    """How many changes of a tensor are in a message; -1 if its weights are."""
+    part = download.tensors[n]
+    return -1 if part.copied else len(part.changes)
+
+
+def _coded_weights(
+    task: Task,
+    download: Download,
+    n: str,
+    mask: Mask,
+    layers: LayerMap,
+    settings: DownloadSettings,
+) -> Iterator[bytes]:
+    """One tensor for a client that may hold an earlier version of it."""
+    part, dtype = download.tensors[n], versions.copy_type(n, layers, settings)
+    if part.copied:
+        yield values_bytes(M.take(task.weights[n], mask).to(dtype))
+        return
+    for change in part.changes:
+        yield versions.restricted(change, part.common, n, layers, settings)
+    if part.fresh is not None:
+        yield values_bytes(M.take(task.weights[n], part.fresh).to(dtype))
+
+
 def decode_task(
-    data: bytes, layers: LayerMap, pruning: PruneSettings, seed: int, room: int = 0
+    data: bytes,
+    layers: LayerMap,
+    pruning: PruneSettings,
+    seed: int,
+    room: int = 0,
+    download: DownloadSettings = PLAIN_DOWNLOAD,
+    find_copy: FindCopy = lambda t: None,
 ) -> Task:
     """The inverse of `encode_task`; masks that were not sent are derived.
 
@@ -169,43 +147,91 @@ def decode_task(
         pruning: the run's pruning.
         seed: the run's seed, from which masks are derived.
         room: how many bytes a method's tensors may take.
+        download: how the run sends weights.
+        find_copy: returns what the client holds of the published weights.
+
+    Raises:
+        CopyError: the client does not hold what the message changes, or holds something else.
     """
     header, payload = open_frame(data, "task", _largest_task(layers) + room)
+    task, shapes = _task_of(header, layers, room)
+    reader = Reader(payload)
+    zeros = {n: torch.zeros(shape) for n, shape in layers.shapes.items()}
+    if SELECTORS.pick(pruning.selector).derivable:
+        masks = masks_for(task.plan, zeros, layers, pruning, task.t, seed)
+    else:
+        planned = masks_for(task.plan, zeros, layers, pruning, 0, 0)  # only their sizes are right
+        masks = _read_masks(reader, planned, task.plan, layers, pruning)
+    task = replace(task, masks=masks)
+    needed = dict(_sent_tensors(task, layers, pruning.unfed_columns))
+    if "missed" in header:
+        weights = _read_coded_weights(reader, header, task, needed, layers, download, find_copy)
+    else:
+        weights = {n: _read_weights(reader, mask, layers.shapes[n]) for n, mask in needed.items()}
+    extra = _read_extra(reader, shapes)
+    reader.finish()
+    if "missed" in header and model_sha256(weights) != header.get("weights"):
+        raise CopyError("what this client holds and was sent is not what the server published")
+    return replace(task, weights=weights, extra=extra)
+
+
+def _task_of(
+    header: Mapping[str, Any], layers: LayerMap, room: int
+) -> tuple[Task, dict[str, list[int]]]:
+    """The task that a header describes, without tensors, and the shapes of the method's."""
     try:
         plan = ClientPlan(
-            client=_integer(header["client"]),
-            layers={l: _layer_plan(*p) for l, p in header["plan"].items()},
-            deal=_deal(*header["deal"]),
-            steps=_integer(header["steps"]),
-            split=_integer(header["split"], least=1),
+            client=fields.integer(header["client"]),
+            layers={l: fields.layer_plan(*p) for l, p in header["plan"].items()},
+            deal=fields.deal(*header["deal"]),
+            steps=fields.integer(header["steps"]),
+            split=fields.integer(header["split"], least=1),
         )
-        t = _integer(header["t"])
-        state_from = _integer(header["state_from"], least=-1)
+        t = fields.integer(header["t"])
+        state_from = fields.integer(header["state_from"], least=-1)
         kind, evaluate = header["task"], header["evaluate"]
-        shapes = {n: _shape(shape, room) for n, shape in header["extra"].items()}
+        shapes = {n: fields.shape(claimed, room) for n, claimed in header["extra"].items()}
     except HEADER_ERRORS as error:
-        raise CodecError(f"the header of a task is wrong: {_reason(error)}") from None
+        raise CodecError(f"the header of a task is wrong: {fields.reason(error)}") from None
     if kind not in get_args(Kind) or not isinstance(evaluate, bool):
         raise CodecError("the header of a task is wrong: its kind or its evaluate flag is invalid")
     if set(plan.layers) != set(layers.layers):
         raise CodecError("the task's plan does not fit this model")
-    reader = Reader(payload)
-    zeros = {n: torch.zeros(shape) for n, shape in layers.shapes.items()}
-    if SELECTORS.pick(pruning.selector).derivable:
-        masks = masks_for(plan, zeros, layers, pruning, t, seed)
-    else:
-        planned = masks_for(plan, zeros, layers, pruning, 0, 0)  # only their sizes are right
-        masks = _read_masks(reader, planned, plan, layers, pruning)
-    task = Task(
-        t=t, plan=plan, weights={}, masks=masks, kind=kind, evaluate=evaluate, state_from=state_from
-    )
+    task = Task(t=t, plan=plan, weights={}, kind=kind, evaluate=evaluate, state_from=state_from)
+    return task, shapes
+
+
+def _read_weights(reader: Reader, mask: Mask, shape: tuple[int, ...]) -> Tensor:
+    return tensor_code.full_shaped(reader.values(M.count(mask, shape)), mask, shape)
+
+
+def _read_coded_weights(
+    reader: Reader,
+    header: Mapping[str, Any],
+    task: Task,
+    needed: Mapping[str, Mask],
+    layers: LayerMap,
+    settings: DownloadSettings,
+    find_copy: FindCopy,
+) -> dict[str, Tensor]:
+    """The weights of a task that has changes of what the client holds."""
+    counts = header["missed"]
+    if not versions.is_coded(settings):
+        raise CodecError("the task has coded changes, and this run sends weights")
+    if not isinstance(counts, list) or len(counts) != len(needed):
+        raise CodecError("the task does not say how many changes it has of each tensor")
+    # A layer changes at most once in a round, which bounds the work that a message can cause.
+    if not all(type(count) is int and -1 <= count <= task.t for count in counts):
+        raise CodecError("the task has an impossible number of changes of a tensor")
+    state_from = task.state_from
+    copy = find_copy(state_from) if max(counts, default=-1) >= 0 else {}
     weights = {}
-    for n, mask in _sent_tensors(task, layers, pruning.unfed_columns):
-        shape = layers.shapes[n]
-        weights[n] = _full_shaped(reader.values(M.count(mask, shape)), mask, shape)
-    extra = _read_extra(reader, shapes)
-    reader.finish()
-    return replace(task, weights=weights, extra=extra)
+    for (n, mask), missed in zip(needed.items(), counts, strict=True):
+        held = (copy or {}).get(n)
+        if missed >= 0 and held is None:
+            raise CopyError(f"this client holds no copy of {n!r} of round {state_from + 1}")
+        weights[n] = versions.read_tensor(reader, missed, mask, held, n, layers, settings)
+    return weights
 
 
 def _sent_tensors(task: Task, layers: LayerMap, unfed_columns: str) -> Iterator[tuple[str, Mask]]:
@@ -274,26 +300,44 @@ def encode_update(
     compression: UploadSettings = UNCOMPRESSED,
 ) -> bytes:
     """An update as a message; the task determines which coordinates are sent."""
-    payload = []
-    for n, mask in _expected_tensors(task, layers, unfed_columns).items():
-        values = M.take(update.tensors[n], mask)
-        compressor = compressor_of(n, layers, compression)
-        if compressor is not None and compressor.sparse:
-            values = values.flatten()
-            largest = top(values, compression.share)
-            payload.append(pack_mask(largest))
-            values = values[largest]
-        payload.append(_bytes_of(values))
-    payload += [_bytes_of(w) for w in update.extra.values()]
+    payload = [
+        encode_tensors(update, task, layers, unfed_columns, compression),
+        *(values_bytes(w) for w in own_tensors(update.extra).values()),
+    ]
     header = {
         "kind": "update",
         "t": update.t,
         "client": update.client,
         "examples": update.examples,
         "metrics": dict(update.metrics),
-        "extra": _shapes(update.extra),
+        "extra": _shapes(own_tensors(update.extra)),
     }
     return frame(header, b"".join(payload))
+
+
+def encode_tensors(
+    update: ClientUpdate,
+    task: Task,
+    layers: LayerMap,
+    unfed_columns: str,
+    compression: UploadSettings,
+) -> bytes:
+    """The uploaded tensors, with their scales, as they are in a message."""
+    return b"".join(
+        tensor_code.encode(
+            update.tensors[n],
+            update.extra.get(f"{SCALE}{n}"),
+            mask,
+            compressor_of(n, layers, compression),
+            compression,
+        )
+        for n, mask in _expected_tensors(task, layers, unfed_columns).items()
+    )
+
+
+def own_tensors(extra: Params) -> Params:
+    """The tensors of a method's exchange, without the scales of coded tensors."""
+    return {n: w for n, w in extra.items() if not n.startswith(SCALE)}
 
 
 def decode_update(
@@ -318,22 +362,29 @@ def decode_update(
     counts = {n: M.count(mask, layers.shapes[n]) for n, mask in masks.items()}
     header, payload = open_frame(data, "update", 4 * sum(counts.values()) + room)
     reader = Reader(payload)
-    tensors = {}
+    tensors: dict[str, Tensor] = {}
+    scales: dict[str, Tensor] = {}
     for n, mask in masks.items():
-        values = _read_values(reader, n, counts[n], layers, compression)
-        tensors[n] = _full_shaped(values, mask, layers.shapes[n])
+        compressor = compressor_of(n, layers, compression)
+        tensors[n], scale = tensor_code.decode(
+            reader, mask, layers.shapes[n], compressor, compression
+        )
+        if scale is not None:
+            scales[f"{SCALE}{n}"] = scale
+    written = len(payload) - reader.left if compression.entropy else 0
     try:
-        shapes = {n: _shape(shape, room) for n, shape in header["extra"].items()}
+        shapes = {n: fields.shape(claimed, room) for n, claimed in header["extra"].items()}
         update = ClientUpdate(
-            client=_integer(header["client"]),
-            t=_integer(header["t"]),
+            client=fields.integer(header["client"]),
+            t=fields.integer(header["t"]),
             tensors=tensors,
             examples=header["examples"],
-            metrics={k: _number(v) for k, v in header["metrics"].items()},
-            extra=_read_extra(reader, shapes),
+            metrics={k: fields.number(v) for k, v in header["metrics"].items()},
+            extra={**_read_extra(reader, shapes), **scales},
+            bytes=written,
         )
     except HEADER_ERRORS as error:
-        raise CodecError(f"the header of an update is wrong: {_reason(error)}") from None
+        raise CodecError(f"the header of an update is wrong: {fields.reason(error)}") from None
     reader.finish()
     return update
 
@@ -343,30 +394,7 @@ def _expected_tensors(task: Task, layers: LayerMap, unfed_columns: str) -> dict[
     return dict(uploaded_tensors(task, layers, unfed_columns)) if task.kind == "train" else {}
 
 
-def _read_values(
-    reader: Reader, name: str, count: int, layers: LayerMap, compression: UploadSettings
-) -> Tensor:
-    """The uploaded values of one tensor; a sparse compressor left zeros out."""
-    compressor = compressor_of(name, layers, compression)
-    if compressor is None or not compressor.sparse:
-        return reader.values(count, dtype_of(name, layers, compression))
-    k = retained_weights(compression.share, count)
-    mask = _read_mask(reader, count, k)
-    return M.put(reader.values(k), mask, (count,))
-
-
-# --------------------------------------------------------------------------- tensors
-
-
-def _full_shaped(values: Tensor, mask: Mask, shape: tuple[int, ...]) -> Tensor:
-    """These values at the coordinates of the mask, zero elsewhere."""
-    if isinstance(mask, M.Block):
-        sizes = list(shape)
-        for side, indices in enumerate((mask.rows, mask.cols)):
-            if indices is not None:
-                sizes[side] = len(indices)
-        values = values.view(sizes)
-    return M.put(values, mask, shape)
+# --------------------------------------------------------------------------- a method's tensors
 
 
 def _shapes(extra: Params) -> dict[str, list[int]]:
@@ -375,47 +403,3 @@ def _shapes(extra: Params) -> dict[str, list[int]]:
 
 def _read_extra(reader: Reader, shapes: dict[str, list[int]]) -> Params:
     return {n: reader.values(math.prod(shape)).view(shape) for n, shape in shapes.items()}
-
-
-# --------------------------------------------------------------------------- fields of a header
-
-
-def _integer(value: object, least: int = 0) -> int:
-    """An integer in the range of rounds and clients."""
-    if type(value) is not int or not least <= value < MAX_INTEGER:
-        raise ValueError(f"want an integer of at least {least}")
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"a metric is a {type(value).__name__}, want a number")
-    return float(value)
-
-
-def _shape(claimed: Sequence[object], room: int) -> list[int]:
-    """The shape of a method's tensor, whose elements must fit `room`."""
-    if len(claimed) > MAX_DIMENSIONS:
-        raise ValueError(f"an extra has {len(claimed)} dimensions, at most {MAX_DIMENSIONS}")
-    shape = [_integer(d) for d in claimed]
-    if math.prod(max(1, d) for d in shape) > room:
-        raise ValueError("an extra is larger than what is accepted")
-    return shape
-
-
-def _layer_plan(send: Send, keep: float, train: bool, upload: Upload) -> LayerPlan:
-    known = send in get_args(Send) and upload in get_args(Upload) and isinstance(train, bool)
-    if not (known and isinstance(keep, int | float) and 0 < keep <= 1):
-        raise ValueError("the plan of a layer has unknown values")
-    return LayerPlan(send=send, keep=keep, train=train, upload=upload)
-
-
-def _deal(part: object, parts: object) -> tuple[int, int]:
-    """Which of how many disjoint parts of the units a client gets."""
-    if _integer(part) >= _integer(parts, least=1):
-        raise ValueError("the client's part of the units is beyond the number of parts")
-    return _integer(part), _integer(parts, least=1)
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:120]}"

@@ -1,18 +1,11 @@
-"""Compression of uploads: clients send the change d = W_i - W_sent, rounded or made sparse.
+"""Compression of uploads, and the settings of codes in both directions.
 
-    fp16   d in half precision
-    int8   s q, with s = max |d| / 127 and integers q, rounded up or down at random so that
-           s q is unbiased
-    topk   the k largest coordinates of d + e, where e is what earlier rounds left out; the
-           other coordinates become the next e and stay on the client (error feedback)
-
-The server adds the change to what it sent.
-Running statistics are never compressed, because a variance must stay positive.
+The codes themselves are in `fedp3.messages.compressors`.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass as plain_dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
@@ -20,42 +13,20 @@ from pydantic.dataclasses import dataclass
 from torch import Tensor
 
 from fedp3.core import masks as M
-from fedp3.core.masks import Mask
 from fedp3.core.randomness import Stream, stream
-from fedp3.core.registry import NameIn, Registry
+from fedp3.core.registry import NameIn
 from fedp3.core.settings import STRICT, Share
-from fedp3.core.types import ClientPlan, LayerMap, Params, Task
-from fedp3.planning.selectors import magnitude, retained_weights
+from fedp3.core.types import ClientPlan, LayerMap, Mask, Params, Task
+from fedp3.messages.compressors import (
+    COMPRESSORS,
+    Compressor,
+    pack_tensor,
+    scale_shape,
+    value_of,
+)
 
 SCALE = "scale/"  # prefix of the scales' names in an update's extra
 RESIDUAL = "residual/"  # prefix of the residuals' names in a client's state
-LEVELS = 127  # positive int8 levels
-
-# (flat change, share that topk sends, generator) -> tensor to send, and its scale or None
-Pack = Callable[[Tensor, float, torch.Generator], tuple[Tensor, Tensor | None]]
-
-
-@plain_dataclass(frozen=True, slots=True, kw_only=True)
-class Compressor:
-    """A way to compress one tensor of an upload.
-
-    Args:
-        pack: takes the flat change, the share that `topk` sends and a generator; returns the
-            tensor to send, and its scale or None.
-        dtype: the type of the tensor that is sent.
-        scaled: one float32 scale is sent with each tensor; the receiver multiplies by it.
-        sparse: only the share `upload.share` of the coordinates is sent, with a mask; what is
-            left out is added to the next round's change (error feedback).
-    """
-
-    pack: Pack
-    dtype: torch.dtype
-    scaled: bool = False
-    sparse: bool = False
-
-
-# None stands for no compression.
-COMPRESSORS: Registry[Compressor | None] = Registry("compression")
 
 
 @dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
@@ -64,16 +35,46 @@ class UploadSettings:
 
     compress: Annotated[str, NameIn(COMPRESSORS)] = Field(
         default="none",
-        description="compression of the difference between the trained and the received weights: "
-        "none; fp16; int8, with random rounding; topk, sparse with error feedback",
+        description="code of the difference between the trained and the received weights: none; "
+        "fp16; int8, with random rounding; int4 and ternary, with error feedback; int4-random and "
+        "ternary-random, without; topk, sparse with error feedback",
     )
     share: Share = Field(
         default=0.01,
         description="with compress = 'topk': share of each tensor's coordinates that is sent",
     )
+    entropy: bool = Field(
+        default=False,
+        description="with integers (int8, int4, ternary): make them shorter by a lossless entropy "
+        "code; costs are then upper bounds, and a run records the bytes that were written",
+    )
 
 
+@dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
+class DownloadSettings:
+    """How the server sends weights to clients."""
+
+    compress: Annotated[str, NameIn(COMPRESSORS)] = Field(
+        default="none",
+        description="none sends weights in every round; any code of [upload] compress sends coded "
+        "changes of published weights, of which every client stores a copy, and of layers that did "
+        "not change nothing",
+    )
+    share: Share = Field(
+        default=0.01,
+        description="with compress = 'topk': share of each tensor's coordinates that is sent",
+    )
+    entropy: bool = Field(default=False, description="as in [upload], for what is sent down")
+    copy: Literal["fp32", "fp16"] = Field(
+        default="fp16",
+        description="type of the published weights, and so of a copy for a client that missed too "
+        "many changes; what rounding loses is sent with the next change",
+    )
+
+
+Coding = UploadSettings | DownloadSettings
 UNCOMPRESSED = UploadSettings()
+PLAIN_DOWNLOAD = DownloadSettings()
 
 
 @plain_dataclass(frozen=True, slots=True)
@@ -91,48 +92,14 @@ class PackedUpload:
     residual: Params
 
 
-# --------------------------------------------------------------------------- one tensor
-
-
-def _to_half(d: Tensor, share: float, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    return d.half(), None
-
-
-def _to_int8(d: Tensor, share: float, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    scale = d.abs().amax() / LEVELS if d.numel() else d.new_zeros(())
-    if not bool(scale > 0) or not bool(torch.isfinite(scale)):
-        return torch.zeros_like(d, dtype=torch.int8), scale
-    rounded = (d / scale + torch.rand(d.shape, generator=rng)).floor()
-    return rounded.clamp(-LEVELS, LEVELS).to(torch.int8), scale
-
-
-def _to_sparse(d: Tensor, share: float, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
-    # NaN has no magnitude: it would be left out and stay in the residual.
-    # If it is sent, the server rejects the update.
-    if bool(d.isnan().any()):
-        return d, None
-    return d.masked_fill(~top(d, share), 0), None
-
-
-def top(d: Tensor, share: float) -> Tensor:
-    """The mask of the coordinates of a flat tensor that `topk` sends."""
-    return magnitude(d, retained_weights(share, d.numel()), None)
-
-
-COMPRESSORS.add("none", None)
-COMPRESSORS.add("fp16", Compressor(pack=_to_half, dtype=torch.float16))
-COMPRESSORS.add("int8", Compressor(pack=_to_int8, dtype=torch.int8, scaled=True))
-COMPRESSORS.add("topk", Compressor(pack=_to_sparse, dtype=torch.float32, sparse=True))
-
-
-def compressor_of(name: str, layers: LayerMap, settings: UploadSettings) -> Compressor | None:
+def compressor_of(name: str, layers: LayerMap, settings: Coding) -> Compressor | None:
     """The compressor of one tensor; None where it is sent uncompressed."""
     compressor = COMPRESSORS.pick(settings.compress)
     return None if name in layers.buffers else compressor
 
 
-def dtype_of(name: str, layers: LayerMap, settings: UploadSettings) -> torch.dtype:
-    """The type in which a tensor is uploaded."""
+def dtype_of(name: str, layers: LayerMap, settings: Coding) -> torch.dtype:
+    """The type of a tensor in an upload."""
     compressor = compressor_of(name, layers, settings)
     return torch.float32 if compressor is None else compressor.dtype
 
@@ -144,9 +111,9 @@ def scales_of(
     scales: dict[str, tuple[int, ...]] = {}
     for l in plan.uploaded:
         for n in layers.layers[l]:
-            compressor = compressor_of(n, layers, settings)
-            if compressor is not None and compressor.scaled:
-                scales[f"{SCALE}{n}"] = ()
+            shape = scale_shape(layers.shapes[n], compressor_of(n, layers, settings))
+            if shape is not None:
+                scales[f"{SCALE}{n}"] = shape
     return scales
 
 
@@ -182,25 +149,28 @@ def pack(
     rng = stream(seed, Stream.COMPRESS, task.t, task.plan.client)
     for n, mask in uploaded_tensors(task, layers, unfed_columns):
         compressor = compressor_of(n, layers, settings)
-        shape = layers.shapes[n]
         if compressor is None:
             packed[n] = tensors[n]
             continue
-        error = torch.zeros(shape)
-        if compressor.sparse:
-            error = residual.get(f"{RESIDUAL}{n}", error)
-        change = M.take(tensors[n] - _sent_by_server(n, task, shape) + error, mask)
-        flat, scale = compressor.pack(change.flatten(), settings.share, rng)
-        sent = flat.view(change.shape)
-        packed[n] = M.put(sent, mask, shape)
+        change = tensors[n] - _sent_by_server(n, task, layers.shapes[n])
+        error = residual.get(f"{RESIDUAL}{n}") if compressor.feedback else None
+        if error is not None:
+            change = change + error
+        packed[n], scale = pack_tensor(change, mask, compressor, settings.share, rng)
         if scale is not None:
             scales[f"{SCALE}{n}"] = scale
-        if compressor.sparse:
-            left_out = M.put(change - sent, mask, shape)
-            if mask is not None:  # elsewhere the error of earlier rounds stays
-                left_out = torch.where(M.as_bool(mask, shape), left_out, error)
-            residual[f"{RESIDUAL}{n}"] = left_out
+        if compressor.feedback:
+            left_out = change - value_of(packed[n], scale)
+            residual[f"{RESIDUAL}{n}"] = _where_exchanged(left_out, mask, error)
     return PackedUpload(tensors=packed, scales=scales, residual=residual)
+
+
+def _where_exchanged(left_out: Tensor, mask: Mask, error: Tensor | None) -> Tensor:
+    """What was left out where coordinates were exchanged; elsewhere the error of earlier rounds."""
+    if mask is None:
+        return left_out
+    before = torch.zeros_like(left_out) if error is None else error
+    return torch.where(M.as_bool(mask, tuple(left_out.shape)), left_out, before)
 
 
 def unpack(
@@ -225,13 +195,10 @@ def unpack(
         return tensors
     unpacked = {}
     for n, mask in uploaded_tensors(task, layers, unfed_columns):
-        compressor = compressor_of(n, layers, settings)
-        if compressor is None:
+        if compressor_of(n, layers, settings) is None:
             unpacked[n] = tensors[n]
             continue
-        change = tensors[n].float()
-        if compressor.scaled:
-            change = change * extra[f"{SCALE}{n}"]
+        change = value_of(tensors[n], extra.get(f"{SCALE}{n}"))
         unpacked[n] = M.zero_pruned(_sent_by_server(n, task, layers.shapes[n]) + change, mask)
     return unpacked
 

@@ -64,11 +64,22 @@ def _header_length(data: bytes) -> int:
     return int(struct.unpack("<I", data[4:PREFIX])[0])
 
 
+def values_bytes(w: Tensor) -> bytes:
+    """The values of a tensor in little-endian order."""
+    values = w.contiguous().numpy()
+    return values.astype(values.dtype.newbyteorder("<"), copy=False).tobytes()
+
+
 class Reader:
     """Reads a payload piece by piece and never past its end."""
 
     def __init__(self, payload: memoryview) -> None:
         self._remaining = payload
+
+    @property
+    def left(self) -> int:
+        """The number of bytes that were not read yet."""
+        return len(self._remaining)
 
     def take(self, size: int) -> bytes:
         """The next `size` bytes."""

@@ -70,6 +70,9 @@ FJORD = _with(
     },
     aggregate={"rule": "examples"},
 )
+FIARSE = _with(
+    SUBMODELS, prune={"keep": [1.0, 0.25, 0.0625, 0.015625], "selector": "magnitude_all"}
+)
 FEDCR = _with(
     PERSONAL_HEAD,
     aggregate={"rule": "simple"},
@@ -112,6 +115,14 @@ _add(
     "fedp3-opu3",
     "FedP3, three hidden layers and the head per client",
     {"plan": {"layers": "opu3"}},
+)
+_add(
+    "fedp3-paced",
+    "FedP3 over time: small layers in every round, large ones in turn, the rest frozen",
+    {
+        "plan": {"layers": "full", "schedule": "paced", "others": "freeze"},
+        "prune": {"keep": 1.0},
+    },
 )
 _add("fedavg", "the full model down and up, weighted by examples (McMahan et al., 2017)", FULL)
 _add(
@@ -175,7 +186,12 @@ _add(
 _add(
     "fiarse",
     "the largest weights of the full model, as many as the capacity (Wu et al., 2024)",
-    _with(SUBMODELS, prune={"keep": [1.0, 0.25, 0.0625, 0.015625], "selector": "magnitude_all"}),
+    FIARSE,
+)
+_add(
+    "fiarse-threshold",
+    "FIARSE with the gradient through the threshold of its mask (Wu et al., 2024)",
+    _with(FIARSE, hooks={"through_threshold": True}),
 )
 _add(
     "ist",
@@ -216,6 +232,36 @@ _add(
     "fedavg-layer",
     "FedAvg, but each client uploads the head and one layer, drawn every round",
     _with(FULL, plan={"layers": "random-1", "redraw": True}),
+)
+_add(
+    "fedpart",
+    "one layer after the other, the same for all clients, between rounds of all (Wang et al., "
+    "2024)",
+    _with(FULL, plan={"schedule": "cycle", "others": "freeze"}),
+)
+_add(
+    "fedlp",
+    "FedAvg, but each client uploads each layer with a probability (Zhu et al., 2023)",
+    _with(FULL, plan={"schedule": "random"}),
+)
+_add(
+    "fedluar",
+    "FedAvg, but some layers are not uploaded and repeat their last change (Kim et al., 2025)",
+    _with(FULL, aggregate={"recycle": 0.5}),
+)
+_add(
+    "fedlama",
+    "FedAvg, but layers on which clients agree are averaged less often (Lee et al., 2023)",
+    _with(FULL, aggregate={"interval": 4}),
+)
+_add(
+    "cocofl",
+    "a window of layers per client and round, the rest frozen; damped mean (Pfeiffer et al., 2023)",
+    {
+        "plan": {"layers": "opu1-2-3", "redraw": True, "others": "freeze"},
+        "prune": {"keep": 1.0},
+        "aggregate": {"rule": "simple", "damp": 1.0},
+    },
 )
 _add(
     "fedavgm",

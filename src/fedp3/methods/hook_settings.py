@@ -12,6 +12,7 @@ from fedp3.client.hooks import Exchange, Hooks, Loss, Pass, TransformOutputs
 from fedp3.core.registry import NameIn, Registry
 from fedp3.core.settings import STRICT
 from fedp3.methods.fedcr import GAUSSIANS, code_loss
+from fedp3.methods.fiarse import through_threshold
 from fedp3.methods.fjord import DISTILLED
 from fedp3.methods.heterofl import (
     masked_cross_entropy,
@@ -78,6 +79,11 @@ class HookSettings:
         default=False,
         description="under ordered dropout, the drawn width also learns from the client's full "
         "width (FjORD)",
+    )
+    through_threshold: bool = Field(
+        default=False,
+        description="under prune.selector = 'magnitude_all', gradients also flow through the "
+        "threshold that decides which weights are retained (FIARSE)",
     )
     exchange: Annotated[str, NameIn(EXCHANGES)] = Field(
         default="none",
@@ -147,6 +153,7 @@ def make_hooks(settings: HookSettings) -> Hooks:
         forward=scaled_outputs if settings.scale else None,
         after_pass=recompute_statistics if settings.static_norm else None,
         step=DISTILLED if settings.distil else None,
+        gradient=through_threshold if settings.through_threshold else None,
         exchange=EXCHANGES.pick(settings.exchange),
     )
 
@@ -155,16 +162,15 @@ def clashes(
     s: HookSettings, plan: PlanSettings, prune: PruneSettings, local: LocalSettings
 ) -> list[str]:
     """Hooks that cannot work together or with the rest of a config, each with the remedy."""
-    full = plan.layers == "full"
+    full = plan.layers == "full" and plan.schedule == "always"
     scaffold = s.exchange == "scaffold"
     needs_code = s.loss == "code" or s.exchange == "gaussians"
     widths = LOCAL_PRUNERS.pick(prune.local_pruner).by_units and prune.shrinks
     reasons = {
-        "[hooks] passes: 'own' keeps a full model on every client; set [plan] layers to 'full'": (
-            s.passes == "own" and not full
-        ),
-        "[hooks] exchange: 'scaffold' corrects full models; set [plan] layers to 'full' and head "
-        "to 'shared'": scaffold and not (full and plan.head == "shared"),
+        "[hooks] passes: 'own' keeps a full model on every client; set [plan] layers to 'full' and "
+        "schedule to 'always'": s.passes == "own" and not full,
+        "[hooks] exchange: 'scaffold' corrects full models; set [plan] layers to 'full', schedule "
+        "to 'always' and head to 'shared'": scaffold and not (full and plan.head == "shared"),
         "[hooks] exchange: 'scaffold' computes the mean gradient from the change of a client's "
         "weights; set [local] momentum to 0": scaffold and local.momentum > 0,
         "[hooks] exchange: 'scaffold' needs one pass over the full model; set [hooks] passes to "
@@ -178,5 +184,9 @@ def clashes(
         "local_pruner='ordered_dropout', freeze_pruned and physical": s.distil and not widths,
         "[hooks] distil: the drawn width learns from the full one by cross-entropy; leave [hooks] "
         "loss at 'cross_entropy'": s.distil and s.loss != "cross_entropy",
+        "[hooks] through_threshold: one threshold on all weights decides which are retained under "
+        "[prune] selector='magnitude_all' with freeze_pruned; set both": (
+            s.through_threshold and not (prune.selector == "magnitude_all" and prune.freeze_pruned)
+        ),
     }
     return [text for text, applies in reasons.items() if applies]

@@ -23,13 +23,14 @@ from fedp3.node.policy import Policy
 from fedp3.node.records import own_split
 from fedp3.node.refusal import RefusalCode, Refused
 from fedp3.planning.capacities import capacities
-from fedp3.planning.client_plans import client_plans
+from fedp3.planning.client_plans import STORED, client_plans, outside, unscheduled
 from fedp3.planning.dispatch import scored_layer_plan
 from fedp3.planning.layer_sets import AUTO as AUTO_LAYERS
 from fedp3.planning.prune_settings import SELECTORS
 from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.requirements import NOISE_MULTIPLIERS
 from fedp3.privacy.settings import AUTO, Mechanism, PrivacySettings
+from fedp3.server.recycling import recycled_count
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,22 +148,30 @@ def _impossible(config: Config, client: int, layers: LayerMap, task: Task) -> It
     """What a task asks for that this config's plan of this client and round does not.
 
     The node computes its plan itself: it depends on the config alone.  A server may prune more
-    than the plan says, because a device of less capacity needs that.
+    than the plan says, because a device of less capacity needs that.  Which layers a server
+    recycles, or averages less often, follows from the uploads of all clients.  A node then accepts
+    for each layer whatever this config may ask for in some round.
     """
     rounds = config.run.rounds
     if task.t > rounds or (task.t == rounds and task.kind == "train"):
         yield f"the task is of round {task.t + 1}, and this config has {rounds}"
         return
-    yield from _impossible_steps(config, task)
     plan = _expected_plan(config, client, layers, task)
     if plan is None:
         yield "the layers that it trains in full are not adjacent, as [devices] chooses them"
         return
+    yield from _impossible_steps(config, plan, task)
+    yield from _impossible_recycling(config, plan, layers, task)
+    rest = outside(config.plan, _shares(config)[client])
     for l, p in task.plan.layers.items():
         planned = plan.layers[l]
         allowed = [planned]
         if task.kind == "evaluate":
             allowed.append(scored_layer_plan(planned))
+        if config.aggregate.recycle and planned == LayerPlan():
+            allowed.append(rest)
+        if config.aggregate.interval > 1:
+            allowed += [STORED, *(replace(entry, send="none") for entry in (planned, STORED))]
         if not any(_asks_no_more(p, other) for other in allowed):
             yield (
                 f"the plan of {l} (send {p.send}, keep {p.keep:g}, train {p.train}, upload "
@@ -177,7 +186,6 @@ def _expected_plan(config: Config, client: int, layers: LayerMap, task: Task) ->
     node does not.  Then any window of adjacent layers is possible, and what may leave the node is
     for its policy to say (`layers.never_leave`).
     """
-    seed = config.run.seed
     if config.plan.layers == AUTO_LAYERS:
         trained = [j for j, l in enumerate(layers.hidden) if l in task.plan.full_layers]
         window: Window = (trained[0], trained[-1]) if trained else EMPTY
@@ -187,19 +195,42 @@ def _expected_plan(config: Config, client: int, layers: LayerMap, task: Task) ->
         return ClientPlan(
             client, window_plans(layers, config.plan, window, max(shares, default=1.0))
         )
-    dealt = SELECTORS.pick(config.prune.selector).deals  # then a share depends on who takes part
-    # A text means that shares are chosen for devices: a keep file was read with the config.
-    share = 1.0 if dealt or isinstance(config.prune.keep, str) else config.prune.keep
-    keep = capacities(share, config.partition.clients, seed)
-    (plan,) = client_plans(config.plan, layers, keep, seed, task.t, [client])
+    keep, seed = _shares(config), config.run.seed
+    settings = unscheduled(config.plan) if task.kind == "probe" else config.plan
+    (plan,) = client_plans(settings, layers, keep, seed, task.t, [client])
     return plan
 
 
-def _impossible_steps(config: Config, task: Task) -> Iterator[str]:
+def _shares(config: Config) -> tuple[float, ...]:
+    """The largest share of a pruned layer that this config lets each client hold."""
+    dealt = SELECTORS.pick(config.prune.selector).deals  # then a share depends on who takes part
+    # A text means that shares are chosen for devices: a keep file was read with the config.
+    share = 1.0 if dealt or isinstance(config.prune.keep, str) else config.prune.keep
+    return capacities(share, config.partition.clients, config.run.seed)
+
+
+def _impossible_recycling(
+    config: Config, plan: ClientPlan, layers: LayerMap, task: Task
+) -> Iterator[str]:
+    """More layers outside L_i than the server may recycle.
+
+    Which layers it recycles follows from the uploads of all clients, which a node does not know.
+    So any layers may be left out, but no more than the config says.
+    """
+    left_out = set(plan.full_layers) - set(task.plan.full_layers)
+    most = recycled_count(config.aggregate, layers)
+    if most and task.kind == "train" and len(left_out) > most:
+        yield f"it leaves out {', '.join(sorted(left_out))}, and this config recycles {most} layers"
+
+
+def _impossible_steps(config: Config, plan: ClientPlan, task: Task) -> Iterator[str]:
     """Steps and parts of a batch that no plan of this config has."""
     steps, split, local = task.plan.steps, task.plan.split, config.local
-    if (steps or split > 1) and not config.devices.plans:
-        yield f"it has {steps} steps in {split} parts, which only plans for [devices] have"
+    if (steps != plan.steps or split > 1) and not config.devices.plans:
+        yield (
+            f"it has {steps or local.steps} steps in {split} parts, and this config's plan has "
+            f"{plan.steps or local.steps} in 1; only plans for [devices] differ"
+        )
     if steps and (local.epochs or config.privacy.enabled or steps >= local.steps):
         yield f"it has {steps} steps, and this config has {local.steps}"
     if split > max(1, local.batch):

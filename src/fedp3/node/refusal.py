@@ -6,7 +6,7 @@ the log on the node and leaves it only if the owner's policy reveals errors.
 
 from enum import StrEnum
 
-from fedp3.core.errors import CodecError, DataError, FedP3Error, InputError, RunError
+from fedp3.core.errors import CodecError, CopyError, DataError, FedP3Error, InputError, RunError
 
 
 class RefusalCode(StrEnum):
@@ -20,6 +20,7 @@ class RefusalCode(StrEnum):
     PRIVACY = "privacy"
     BUDGET = "budget"
     STATE = "state"
+    COPY = "copy"
     DATA = "data"
     SETUP = "setup"
     TRAINING = "training"
@@ -35,6 +36,7 @@ MEANINGS = {
     RefusalCode.PRIVACY: "the task's privacy settings are not those that it accepts",
     RefusalCode.BUDGET: "its privacy budget does not allow this task",
     RefusalCode.STATE: "its state from earlier rounds is missing, or belongs to another run",
+    RefusalCode.COPY: "it does not hold the weights that the task changes",
     RefusalCode.DATA: "its data cannot be used",
     RefusalCode.SETUP: "it is not set up correctly",
     RefusalCode.TRAINING: "its training failed",
@@ -58,6 +60,8 @@ def code_of(error: Exception) -> RefusalCode:
     """The code of any exception that a message caused."""
     if isinstance(error, Refused):
         return error.code
+    if isinstance(error, CopyError):
+        return RefusalCode.COPY
     if isinstance(error, CodecError):
         return RefusalCode.MESSAGE
     if isinstance(error, DataError):

@@ -1,4 +1,4 @@
-"""What stays on a node between rounds: personal layers and tensors of the method.
+"""What stays on a node between rounds: personal layers, tensors of the method, copies of weights.
 
     FOLDER/runs/<run>/state-<t>.safetensors   the state after round t: the one that the next task
                                               starts from, and the newest
@@ -32,15 +32,21 @@ class StateKey:
     ldp: bool
 
 
-def load_state(folder: Path, key: StateKey, task: Task) -> ClientState | None:
-    """The state that a task starts from; before training, all others are deleted.
+def read_state(folder: Path, key: StateKey, t: int) -> ClientState | None:
+    """The state after round t; None if there is none.
 
     Raises:
         Refused: the state belongs to another config, or was made with or without LDP.
     """
+    path = _path(folder / "runs" / key.run, t)
+    return _read(folder, path, key) if path.exists() else None
+
+
+def load_state(folder: Path, key: StateKey, task: Task) -> ClientState | None:
+    """The state that a task starts from; before training, all others are deleted."""
     home = folder / "runs" / key.run
     path = _path(home, task.state_from)
-    state = _read(folder, path, key) if path.exists() else None
+    state = read_state(folder, key, task.state_from)
     if task.kind == "train":
         for other in home.glob("state-*.safetensors"):
             if other != path:

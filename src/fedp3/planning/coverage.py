@@ -19,13 +19,13 @@ from fedp3.planning.residual_blocks import block_of, skippable_blocks
 
 def coverage(plans: Iterable[ClientPlan]) -> dict[Layer, list[int]]:
     """For each layer the clients that train it and upload something of it."""
-    covered: dict[Layer, list[int]] = {}
+    covered: dict[Layer, dict[int, None]] = {}  # a client may have plans of several rounds
     for plan in plans:
         for l, p in plan.layers.items():
-            clients = covered.setdefault(l, [])
+            clients = covered.setdefault(l, {})
             if p.train and p.upload != "none":
-                clients.append(plan.client)
-    return covered
+                clients[plan.client] = None
+    return {l: list(clients) for l, clients in covered.items()}
 
 
 def check_coverage(
@@ -36,7 +36,7 @@ def check_coverage(
     Layers that are personal at all clients are exempt.
     """
     orphans = set(layers.layers)
-    for t in range(rounds if settings.redraw else 1):
+    for t in range(rounds if settings.changes else 1):
         plans = client_plans(settings, layers, keep, seed, t)
         _check_skips(plans, layers)
         for l, clients in coverage(plans).items():
@@ -47,8 +47,15 @@ def check_coverage(
     raise PlanError(
         f"no client trains and uploads {', '.join(sorted(orphans))} under "
         f"layers={settings.layers!r}: they would keep their initial values for the entire run; "
-        "widen [plan] layers, add clients, or set [plan] upload to 'retained'"
+        f"widen [plan] layers, add clients{_or_rounds(settings, rounds)}, or set [plan] upload to "
+        "'retained'"
     )
+
+
+def _or_rounds(settings: PlanSettings, rounds: int) -> str:
+    if not settings.changes:
+        return ""
+    return f", run more than {rounds} rounds"
 
 
 def _is_personal(l: Layer, plans: Iterable[ClientPlan]) -> bool:

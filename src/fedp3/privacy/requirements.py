@@ -192,6 +192,8 @@ def _method_hooks(run: AssembledRun) -> Reasons:
         yield "scores would depend on the labels of a client's training records (hooks.loss)"
     if hooks.step is not None:
         yield "the second gradient of a distilled step carries no noise (hooks.distil)"
+    if hooks.gradient is not None:
+        yield "only the gradient of the loss is clipped by record (hooks.through_threshold)"
     if hooks.after_pass is not None:
         yield "statistics over a batch depend on single records (hooks.static_norm)"
     if hooks.forward is not None:

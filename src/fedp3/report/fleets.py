@@ -80,7 +80,7 @@ def fleet(seed: Seed) -> Fleet | None:
             for (name, kind, memory_gb, gflops), dots in sorted(groups.items())
         ),
         legend={key: _meaning(counts[key], len(layers)) for key in sorted(counts)},
-        note=_note(clients, redrawn=bool(seed.config["plan"]["redraw"])),
+        note=_note(clients, changes=_changes(seed.config["plan"])),
     )
 
 
@@ -115,10 +115,15 @@ def _texts(client: Json, device: Json, layers: Sequence[str]) -> tuple[str, ...]
     return (*texts, f"binding limit: {binding(client)}{planned}")
 
 
-def _note(clients: Sequence[Json], *, redrawn: bool) -> str:
+def _changes(plan: Json) -> bool:
+    """Whether layers change from round to round; older runs have no schedule."""
+    return bool(plan["redraw"]) or plan.get("schedule", "always") != "always"
+
+
+def _note(clients: Sequence[Json], *, changes: bool) -> str:
     limits = Counter(map(binding, clients)).most_common()
     shown = ", ".join(f"{limit} {count:,}" for limit, count in limits)
-    which = " in round 1" if redrawn else ""
+    which = " in round 1" if changes else ""
     return (
         "One dot per client; those with the same device lie side by side. The colour says how many "
         f"layers the client trains in full{which}. Clients by binding limit: {shown}."

@@ -92,7 +92,7 @@ def _meanings(plan: Json) -> dict[str, str]:
 
 def _kinds_outside(plan: Json) -> dict[str, str]:
     """The kinds of layers outside L_i: those that are sent pruned, and those that are not sent."""
-    frozen = plan["others"] == "freeze" and plan["upload"] == "none"
+    frozen = plan["others"] in ("freeze", "hold") and plan["upload"] == "none"
     return {
         "pruned": FROZEN if frozen else PRUNED,
         "not sent": SKIPPED if plan["others"] == "skip" else NEVER,

@@ -219,6 +219,8 @@ def _plan_note(run: Run, plan: Grid) -> str:
         notes.append(f"Shown for seed {run.seeds[0].config['run']['seed']}.")
     if run.seeds[0].config["plan"]["redraw"]:
         notes.append("Layer sets are redrawn every round; those of round 1 are shown.")
+    elif run.seeds[0].config["plan"].get("schedule", "always") != "always":
+        notes.append("Layers follow a schedule; those of round 1 are shown.")
     if len(plan.legend) > 1:
         notes.append("The weaker the colour, the less of the layer is sent.")
     notes.append("Numbers at the right: clients that upload the layer.")

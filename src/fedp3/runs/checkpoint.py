@@ -17,6 +17,7 @@ from fedp3.core.trees import flatten, unflatten
 from fedp3.core.types import ClientState
 from fedp3.devices.buffer import Flight
 from fedp3.devices.round_ends import Visit
+from fedp3.messages.published_file import restored, saved
 from fedp3.server.context import ServerState
 
 RETAINED = 2  # checkpoints in a folder: the newest may be the one that a crash broke
@@ -43,6 +44,8 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, digest: str) -> None:
     for i, rounds in checkpoint.clients.items():
         for t, client in rounds.items():
             tensors |= {f"client/{i}/{t}/{n}": w.contiguous() for n, w in client.tensors.items()}
+    published, of_published = flatten(saved(state.published), "published")
+    tensors |= of_published
     data = save_tensors(tensors)
     manifest = {
         "t": state.t,
@@ -55,6 +58,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, digest: str) -> None:
         "clock": state.clock,
         "flying": [[flight.version, asdict(flight.visit)] for flight in state.flying],
         "aggregator": aggregator,
+        "published": published,
         "torch": torch.__version__,
     }
     place = folder / "checkpoint"
@@ -120,6 +124,7 @@ def _read(place: Path, t: int, digest: str) -> Checkpoint:
         clock=int(manifest["clock"]),
         flying=tuple(Flight(v, Visit(**visit)) for v, visit in manifest["flying"]),
         versions=_versions(_under("version/", tensors)),
+        published=restored(unflatten(manifest["published"], tensors)),
     )
     return Checkpoint(state, _client_states(_under("client/", tensors)))
 

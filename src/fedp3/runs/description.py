@@ -20,6 +20,7 @@ from fedp3.devices.settings import row_of
 from fedp3.devices.window_draws import possible_trainers
 from fedp3.experiment.assemble import Experiment
 from fedp3.experiment.fingerprint import fingerprint
+from fedp3.experiment.stretches import stretches
 from fedp3.planning.coverage import coverage
 from fedp3.planning.layer_sets import AUTO
 from fedp3.privacy import disclosure
@@ -44,7 +45,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "layers": list(server.layers.layers),
         "parameters": sum(w.numel() for w in experiment.client.net.parameters()),
         "clients": [asdict(cost) for cost in experiment.costs],
-        "coverage": coverage(plans),
+        "coverage": coverage(experiment.turn_plans),
         "labels": experiment.labels.tolist(),
         # the traffic of one FedAvg client in a round
         "dense_bytes": {"down": fedavg.down, "up": fedavg.up},
@@ -55,6 +56,8 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "command": " ".join(["fedp3", *sys.argv[1:]]),
         "warnings": warnings_of(experiment),
     }
+    if server.plan.turn(server.layers) > 1:
+        about["schedule"] = [asdict(stretch) for stretch in stretches(experiment)]
     if server.fleet is not None:
         about["devices"] = [asdict(row_of(d)) | {"kind": d.kind} for d in server.fleet.devices]
     if server.budget is not None:
@@ -68,7 +71,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
 def warnings_of(experiment: Experiment) -> dict[str, str]:
     """Warnings to everybody who reads the result of this run: id -> text."""
     warnings = disclosure.warnings(
-        experiment.client, experiment.first_plans, experiment.server.budget
+        experiment.client, experiment.turn_plans, experiment.server.budget
     )
     if experiment.server.client_level is not None:
         warnings |= client_disclosure.warnings(experiment.server.client_level.budget)

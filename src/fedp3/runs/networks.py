@@ -19,15 +19,14 @@ from fedp3.client.sgd import load_weights, named_tensors
 from fedp3.client.update import Job, local_network
 from fedp3.core.errors import InputError
 from fedp3.core.files import read_json
-from fedp3.core.types import ClientState, Group, Params, Task
+from fedp3.core.types import ClientState, Group, Params
 from fedp3.engines.base import one_thread
 from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.experiment.fingerprint import check_fingerprint
-from fedp3.planning.dispatch import dispatched_tasks
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint
 from fedp3.runs.existing import SEEDS, reopen
 from fedp3.server.context import ServerState
-from fedp3.server.rounds import plans_for
+from fedp3.server.rounds import dispatch_tasks, probe_tasks
 
 What = Literal["global", "dispatched", "personal"]
 States = Mapping[int, Mapping[int, ClientState]]  # client -> round -> its state
@@ -166,7 +165,8 @@ def personal_layers(experiment: Experiment) -> tuple[str, ...]:
 
 def _client_network(run: Trained, client: int, *, trained: bool) -> nn.Module:
     context = run.experiment.client
-    task = _task(run, client, trained=trained)
+    tasks = probe_tasks if trained else dispatch_tasks
+    (task,) = tasks(run.experiment.server, run.state, [client])
     shard = run.experiment.shards[client]
     job = Job(shard, task, run.clients.get(client, {}).get(task.state_from))
     with one_thread():  # as engines compute clients
@@ -181,25 +181,6 @@ def _client_network(run: Trained, client: int, *, trained: bool) -> nn.Module:
         labels = present_labels(context, shard).cpu()
         copy = WithOutputs(copy, hooks.transform_outputs, labels).eval()
     return copy
-
-
-def _task(run: Trained, client: int, *, trained: bool) -> Task:
-    """The task with which D or P of this client is scored."""
-    server, state = run.experiment.server, run.state
-    plan = plans_for(server, state.t)[client]
-    spec = server.spec
-    (task,) = dispatched_tasks(
-        state.W,
-        [plan],
-        spec.layers,
-        spec.pruning,
-        state.t,
-        spec.seed,
-        state.seen,
-        probe=trained,
-        extra=state.extra if trained else None,
-    )
-    return task
 
 
 class WithForward(nn.Module):

@@ -21,11 +21,10 @@ from torch import Tensor
 from fedp3.client.context import RunSpec
 from fedp3.core import masks as M
 from fedp3.core.errors import RunError
-from fedp3.core.masks import Mask
 from fedp3.core.memo import once_per_plan
 from fedp3.core.registry import NameIn, Registry
 from fedp3.core.settings import STRICT
-from fedp3.core.types import AcceptedUpdate, Layer, Params
+from fedp3.core.types import AcceptedUpdate, Layer, Mask, Params
 from fedp3.server.averaging import RunningMean
 from fedp3.server.grouping import group_updates
 
@@ -34,6 +33,29 @@ Apply = Callable[[Params, Iterable[AcceptedUpdate], Any], tuple[Params, Any]]
 
 def _no_report(state: Any) -> Mapping[int, float]:
     return {}
+
+
+@plain_dataclass(frozen=True, slots=True, kw_only=True)
+class NextRound:
+    """What an aggregator wants of the next round's plans.
+
+    Args:
+        left_out: layers that no client uploads, because the aggregator does without them.
+        stored: whether clients train these layers and store them, instead of doing what
+            `plan.others` says.
+        continued: layers that are not sent to clients which took part in round `since`; these
+            clients continue from where they left off.
+        since: the last round that was aggregated.
+    """
+
+    left_out: frozenset[Layer] = frozenset()
+    stored: bool = False
+    continued: frozenset[Layer] = frozenset()
+    since: int = -1
+
+
+def _as_planned(state: Any) -> NextRound:
+    return NextRound()
 
 
 @plain_dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,16 +69,21 @@ class Aggregator:
         init: makes the state before the first round.  A state is made of dicts, lists, tuples,
             tensors, numbers, texts and None, so that a checkpoint can store it.
         report: from the state to one number per client, for the record of a round.
+        next_round: from the state to what differs from the plans in the next round.
+        interval: participants are drawn once in so many rounds, so that they can continue.
     """
 
     apply: Apply
     init: Callable[[], Any] = dict
     report: Callable[[Any], Mapping[int, float]] = _no_report
+    next_round: Callable[[Any], NextRound] = _as_planned
+    interval: int = 1
 
 
 MakeAggregator = Callable[["AggregateSettings", RunSpec], Aggregator]
 AGGREGATORS: Registry[MakeAggregator] = Registry("aggregation rule")
 OPTIMIZERS: Registry[Any] = Registry("server optimizer")  # filled by `fedp3.server.optimizer`
+RECYCLED_BY: Registry[Any] = Registry("choice of layers")  # filled by `fedp3.server.recycling`
 
 
 @dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
@@ -113,6 +140,32 @@ class AggregateSettings:
     )
     server_epsilon: float = Field(
         default=1e-3, gt=0, description="with server = 'adam': Adam's epsilon"
+    )
+    damp: float = Field(
+        default=0.0,
+        ge=0,
+        le=1,
+        description="how much clients that did not upload a coordinate count as votes for its "
+        "current value: 0, not at all; 1, as much as those that did (CoCoFL)",
+    )
+    recycle: float = Field(
+        default=0.0,
+        ge=0,
+        lt=1,
+        description="share of the layers, rounded down, that no client uploads in a round; the "
+        "server repeats their last change instead (FedLUAR)",
+    )
+    recycle_by: Annotated[str, NameIn(RECYCLED_BY)] = Field(
+        default="ratio",
+        description="which layers are recycled: ratio, drawn with probabilities that are the "
+        "higher the smaller a layer's last change is relative to its weights; random; or cyclic, "
+        "one after the other",
+    )
+    interval: int = Field(
+        default=1,
+        ge=1,
+        description="layers on which clients agree most are averaged only once in so many rounds, "
+        "and clients continue to train them in between (FedLAMA); 1 means every round",
     )
     options: dict[str, bool | int | float | str] = Field(
         default_factory=dict,

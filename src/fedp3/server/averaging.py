@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fedp3.core import masks as M
-from fedp3.core.masks import Mask
+from fedp3.core.types import Mask
 from fedp3.server.grouping import GROUP_SIZE
 
 

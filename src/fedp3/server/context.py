@@ -10,6 +10,7 @@ from fedp3.core.types import LayerMap, Params, Rejection
 from fedp3.devices.buffer import Flight
 from fedp3.devices.clock import RoundClock
 from fedp3.devices.run_fleet import RunFleet
+from fedp3.messages.versions import Published
 from fedp3.planning.client_plans import PlanSettings
 from fedp3.privacy.settings import Budget
 from fedp3.server.aggregators import Aggregator
@@ -62,7 +63,12 @@ class ServerContext:
     @property
     def redraws(self) -> bool:
         """Whether plans change from round to round."""
-        return self.plan.redraw or (self.fleet is not None and self.fleet.redraws)
+        return self.plan.changes or (self.fleet is not None and self.fleet.redraws)
+
+    @property
+    def turn(self) -> int:
+        """The rounds, from the first, after which a schedule of layers begins again."""
+        return min(self.plan.turn(self.layers), self.run.rounds)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +85,7 @@ class ServerState:
         clock: the virtual time, in microseconds; 0 where devices are not described.
         flying: where rounds overlap, the clients that compute.
         versions: the models of earlier rounds that these clients started from.
+        published: the weights that clients hold copies of; None where W is sent in every round.
     """
 
     t: int
@@ -90,6 +97,7 @@ class ServerState:
     clock: int = 0
     flying: tuple[Flight, ...] = ()
     versions: Mapping[int, Params] = field(default_factory=dict)
+    published: Published | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

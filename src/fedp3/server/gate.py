@@ -108,6 +108,7 @@ def admit(
             examples=update.examples,
             metrics=update.metrics,
             extra={n: update.extra[n] for n in extra},
+            bytes=update.bytes,
         )
         result.accepted.append(AcceptedUpdate(without_tensors, accepted.plan, accepted.masks))
         if tensors is update.tensors:
@@ -280,7 +281,7 @@ def _wrong_extra(update: ClientUpdate, extras: Mapping[str, tuple[int, ...]]) ->
         flaw = _unlike(w, extras[n], torch.float32)
         if flaw:
             return f"extra {n!r} {flaw}"
-        if n.startswith(SCALE) and bool(w < 0):
+        if n.startswith(SCALE) and bool((w < 0).any()):
             return f"extra {n!r} is negative"
     return ""
 

@@ -17,7 +17,12 @@ from fedp3.core.types import AcceptedUpdate, ClientPlan, Execute, Params, Reply,
 from fedp3.costs.traffic import exchange_bytes, traffic
 from fedp3.devices.clock import RoundClock, next_available
 from fedp3.devices.run_fleet import RunFleet, fleet_plans
-from fedp3.planning.client_plans import client_plans
+from fedp3.planning.client_plans import (
+    client_plans,
+    continuing_layers,
+    unscheduled,
+    without_layers,
+)
 from fedp3.planning.dispatch import dispatched_tasks, global_tasks, training_tasks
 from fedp3.planning.participation import eligible_clients, sample_clients
 from fedp3.planning.pruning import deal_units
@@ -36,7 +41,14 @@ from fedp3.server.client_level import private_step
 from fedp3.server.context import FinalEvaluation, RoundRecord, ServerContext, ServerState
 from fedp3.server.evaluation import Accuracy, accuracy
 from fedp3.server.gate import GateResult, admit, all_finite
-from fedp3.server.virtual_time import timed_round
+from fedp3.server.publication import (
+    against_weights,
+    next_published,
+    sent_weights,
+    with_downloads,
+    without_lost_copies,
+)
+from fedp3.server.virtual_time import in_virtual_time
 
 
 def plans_for(context: ServerContext, t: int) -> tuple[ClientPlan, ...]:
@@ -77,7 +89,7 @@ def _participants(
         clock, eligible = next_available(fleet.timings, eligible, clock)
         run = replace(run, clients_per_round=fleet.asked(context.participants))
     if mode is None:
-        return sample_clients(eligible, run, t), clock
+        return sample_clients(eligible, run, t - t % context.aggregator.interval), clock
     mechanism = mode.budget.mechanism
     return poisson_clients(eligible, context.clients, mechanism, context.spec.seed, t), clock
 
@@ -145,9 +157,12 @@ def _separate_round(
     t, spec = state.t, context.spec
     clients, start = _participants(context, t, ledger, state.clock)  # Alg. 1, l. 4
     plans = [fleet[i] for i in clients] if fleet is not None else _plans(context, t, clients)
-    dealt = deal_units(plans, spec.pruning.selector, len(clients))
+    wanted = context.aggregator.next_round(state.aggregator)
+    asked = without_layers(plans, wanted.left_out, context.plan, context.keep, stored=wanted.stored)
+    asked = continuing_layers(asked, wanted.continued, state.seen, wanted.since)
+    dealt = deal_units(asked, spec.pruning.selector, len(clients))
     tasks = training_tasks(  # Alg. 1, ll. 5-6
-        state.W,
+        sent_weights(state),
         dealt,
         spec.layers,
         spec.pruning,
@@ -157,13 +172,14 @@ def _separate_round(
         evaluate=evaluate,
         extra=state.extra,
     )
+    tasks = with_downloads(context, state, tasks)
     if ledger is not None:
         ledger.charge(clients, t)
     if releases is not None:
         releases.charge([EVERYBODY], t)
-    timed = timed_round(context, dealt, start)
+    timed, replies = in_virtual_time(context, tasks, start, execute)
     in_time = [task for task in tasks if task.plan.client in timed.used]
-    new, result = _advance(context, state, in_time, execute(in_time))  # Alg. 1, ll. 7-14
+    new, result = _advance(context, state, in_time, replies)  # Alg. 1, ll. 7-14
     result.late = sorted([*result.late, *timed.late])
     new = replace(new, clock=timed.ended)
     return _Happened(state=new, tasks=tasks, result=result, clock=timed.record)
@@ -263,16 +279,38 @@ def finish(
     clients = _eligible(context, state.t, ledger)
     if ledger is not None:
         ledger.charge(clients, state.t, released="probe")
-    probes = _dispatched(context, state, [everyone[i] for i in clients], probe=True)
-    return FinalEvaluation(G, D, P=accuracy(execute(probes)))
+    return FinalEvaluation(G, D, P=accuracy(execute(probe_tasks(context, state, clients))))
+
+
+def probe_tasks(context: ServerContext, state: ServerState, clients: Sequence[int]) -> list[Task]:
+    """Tasks that score P of these clients, after a local update that is discarded.
+
+    P must not depend on which layers happen to be due, so that it is measured after an update of
+    all layers in L_i.
+    """
+    always = replace(context, plan=unscheduled(context.plan))
+    trained = plans_for(always, state.t)
+    return _dispatched(context, state, [trained[i] for i in clients], probe=True)
+
+
+def dispatch_tasks(
+    context: ServerContext, state: ServerState, clients: Sequence[int]
+) -> list[Task]:
+    """Tasks that score D of these clients: what they would be sent in the next round."""
+    everyone = plans_for(context, state.t)
+    return _dispatched(context, state, [everyone[i] for i in clients], probe=False)
 
 
 def _global_and_dispatched(
     context: ServerContext, state: ServerState, execute: Execute, everyone: Sequence[ClientPlan]
 ) -> tuple[Accuracy | None, Accuracy | None]:
-    """G and D; if every layer is sent dense, a device has the server's model, and D is G."""
+    """G, of the server's weights, and D, of what devices are sent.
+
+    If every layer is sent dense and uncoded, a device has the server's weights, and D is G.
+    """
     G = accuracy(execute(global_tasks(state.W, everyone, state.t, state.seen)))
-    if all(p.send == "dense" for plan in everyone for p in plan.layers.values()):
+    dense = all(p.send == "dense" for plan in everyone for p in plan.layers.values())
+    if dense and state.published is None:
         return G, G
     return G, accuracy(execute(_dispatched(context, state, everyone, probe=False)))
 
@@ -287,7 +325,7 @@ def _dispatched(
 ) -> list[Task]:
     spec = context.spec
     return dispatched_tasks(
-        state.W,
+        sent_weights(state),
         plans,
         spec.layers,
         spec.pruning,
@@ -309,10 +347,12 @@ def _advance(
     """
     result = GateResult()
     updates = admit(replies, tasks, context.spec, context.examples, state.extra, result)
-    W, aggregator_state = _aggregate(context, state, moved(updates, state))
+    started_alike = against_weights(moved(updates, state), state, context)
+    W, aggregator_state = _aggregate(context, state, started_alike)
     for _ in updates:  # an aggregator may stop early; the gate must see every reply
         pass
     result.late.sort()
+    state = without_lost_copies(context, state, result)
     # sums of finite numbers can be infinite
     quorum = context.run.quorum if context.client_level is None else 0
     if len(result.accepted) < quorum or not all_finite(W):
@@ -325,7 +365,13 @@ def _advance(
         extra = combined if all_finite(combined) else extra
     seen = {**state.seen, **{u.client: u.update.t for u in result.accepted}}
     new = ServerState(
-        t=state.t + 1, W=W, aggregator=aggregator_state, seen=seen, void=0, extra=extra
+        t=state.t + 1,
+        W=W,
+        aggregator=aggregator_state,
+        seen=seen,
+        void=0,
+        extra=extra,
+        published=next_published(context, state, W, result),
     )
     return new, result
 
@@ -346,8 +392,11 @@ def _record(
 ) -> RoundRecord:
     spec = context.spec
     bytes_of = once_per_plan(
-        lambda plan: traffic(plan, spec.layers, spec.pruning, spec.compression)
+        lambda plan: traffic(plan, spec.layers, spec.pruning, spec.compression, spec.download)
     )
+
+    def down_bytes(task: Task) -> int:
+        return bytes_of(task.plan).down if task.download is None else task.download.bytes
 
     def mean(metric: str) -> float | None:
         values = [u.update.metrics[metric] for u in result.accepted if metric in u.update.metrics]
@@ -360,8 +409,8 @@ def _record(
         accepted=tuple(u.client for u in result.accepted),
         late=tuple(result.late),
         rejected=result.rejected,
-        bytes_down=sum(bytes_of(task.plan).down + extra for task in tasks),
-        bytes_up=sum(bytes_of(u.plan).up + extra for u in result.accepted),
+        bytes_down=sum(down_bytes(task) + extra for task in tasks),
+        bytes_up=sum((u.update.bytes or bytes_of(u.plan).up) + extra for u in result.accepted),
         loss=mean("loss"),
         density=mean("density"),
         void=new.void > 0,

@@ -5,13 +5,14 @@ were charged, and their updates are not in the aggregate: the same as if they ha
 left out.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
-from fedp3.core.types import ClientPlan
-from fedp3.devices.clock import RoundClock, recorded
+from fedp3.core.types import ClientUpdate, Execute, Reply, Task
+from fedp3.costs.traffic import exchange_bytes
+from fedp3.devices.clock import RoundClock, Work, recorded, visit
 from fedp3.devices.round_ends import USED
-from fedp3.devices.run_fleet import visits
+from fedp3.devices.run_fleet import RunFleet
 from fedp3.devices.traces import MICRO
 from fedp3.server.context import ServerContext
 
@@ -33,15 +34,52 @@ class TimedRound:
     record: RoundClock | None = field(default=None)
 
 
-def timed_round(context: ServerContext, plans: Sequence[ClientPlan], start: int) -> TimedRound:
-    """The round of these plans, which begins at `start`."""
+def in_virtual_time(
+    context: ServerContext, tasks: Sequence[Task], start: int, execute: Execute
+) -> tuple[TimedRound, Iterable[Reply]]:
+    """A round that begins at `start`, and the replies of the clients whose updates count.
+
+    Where an entropy code decides how long an upload is, clients are computed before it is known who
+    is late.
+    """
+    if context.fleet is None or not context.spec.compression.entropy:
+        timed = timed_round(context, tasks, start)
+        return timed, execute([task for task in tasks if task.plan.client in timed.used])
+    replies = list(execute(tasks))
+    written = {r.client: r.bytes for r in replies if isinstance(r, ClientUpdate)}
+    timed = timed_round(context, tasks, start, written)
+    return timed, [reply for reply in replies if reply.client in timed.used]
+
+
+def timed_round(
+    context: ServerContext,
+    tasks: Sequence[Task],
+    start: int,
+    written: Mapping[int, int] | None = None,
+) -> TimedRound:
+    """The round of these tasks, which begins at `start`.
+
+    Args:
+        context: the run.
+        tasks: the tasks of all participants.
+        start: when the round begins, in microseconds.
+        written: the bytes of uploads, where they are not what the plan says.
+    """
     fleet = context.fleet
-    clients = frozenset(plan.client for plan in plans)
+    clients = frozenset(task.plan.client for task in tasks)
     if fleet is None:
         return TimedRound(used=clients)
     end = fleet.mode.end
     assert end is not None  # rounds that overlap are not synchronous
-    parts = visits(fleet, plans, start)
+    parts = [
+        visit(
+            task.plan.client,
+            fleet.timings[task.plan.client],
+            _work(fleet, task, written or {}),
+            start,
+        )
+        for task in tasks
+    ]
     deadline = round(MICRO * fleet.settings.round_seconds)
     round_end = end(parts, start, deadline, context.participants)
     ended, outcomes = round_end.ended, round_end.outcomes
@@ -54,3 +92,12 @@ def timed_round(context: ServerContext, plans: Sequence[ClientPlan], start: int)
         ended=ended,
         record=recorded(parts, outcomes, fleet.timings, start, ended),
     )
+
+
+def _work(fleet: RunFleet, task: Task, written: Mapping[int, int]) -> Work:
+    """What a task takes: as its plan says, but with the bytes that are really sent."""
+    work, exchanged = fleet.work_of(task.plan), exchange_bytes(task.extra)
+    if task.download is not None:
+        work = replace(work, down=task.download.bytes + exchanged)
+    up = written.get(task.plan.client, 0)
+    return replace(work, up=up + exchanged) if up else work

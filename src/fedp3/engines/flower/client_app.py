@@ -21,7 +21,7 @@ from fedp3.client.context import ClientContext
 from fedp3.config import Config
 from fedp3.config.plugins import Plugin, load_plugin, load_plugins
 from fedp3.core.errors import FedP3Error, InputError
-from fedp3.core.types import ClientUpdate, Failure, Task
+from fedp3.core.types import ClientUpdate, Failure, Params, Task
 from fedp3.data import Dataset
 from fedp3.data.shards import Shard
 from fedp3.engines.base import attempt
@@ -44,7 +44,8 @@ from fedp3.experiment.assemble import (
     assemble_from,
     load_parts,
 )
-from fedp3.messages.codec import decode_task, encode_update, room_for
+from fedp3.messages.codec import Copy, FindCopy, decode_task, encode_update, room_for
+from fedp3.messages.copies import copy_in, copy_tensors, initial_copy, with_copy
 from fedp3.node.account import noisy_scores
 from fedp3.node.admission import admit, check_config, check_message, shard_of
 from fedp3.node.context import NodeContext
@@ -61,7 +62,7 @@ from fedp3.node.folder import node_settings as settings_of
 from fedp3.node.prepared import Preparation, preparation_key, prepare_once
 from fedp3.node.records import read_marks
 from fedp3.node.refusal import RefusalCode, Refused, code_of
-from fedp3.node.states import StateKey, load_state, save_state
+from fedp3.node.states import StateKey, load_state, read_state, save_state
 from fedp3.privacy.mechanism import PrivateSteps, mechanism_of
 from fedp3.privacy.requirements import uses_ghost
 
@@ -234,7 +235,7 @@ def _refuse(error: Exception, context: Context) -> RecordDict:
         reveal = settings_of(context.node_config).policy.errors.reveal
     except Exception:  # the settings themselves are what is wrong, or the folder
         reveal = False
-    return failure(text) if reveal else refusal(code)
+    return failure(text, code) if reveal else refusal(code)
 
 
 def _introduce(
@@ -261,8 +262,8 @@ def _introduce(
 def _simulate_task(load_node: LoadNode, message: Message, context: Context) -> RecordDict:
     """Answer a task in a simulation, whose server has the texts of all errors."""
     holding, request = load_node(context), message.content
-    task = _read_task(request, holding.context)
     state = state_of(frame_of(request, STATE)) if STATE in request else None
+    task = _read_task(request, holding.context, lambda t: copy_in(state))
     client_context = holding.context
     mechanism = request_of(request).mechanism
     if mechanism is not None:
@@ -271,6 +272,7 @@ def _simulate_task(load_node: LoadNode, message: Message, context: Context) -> R
     if isinstance(reply, Failure):
         return failure(reply.reason)
     content = _update_record(reply, task, client_context)
+    new_state = with_copy(new_state, task.t, _copy_of(task, client_context))
     if new_state is not None and new_state.tensors:
         put_frame(content, state_bytes(new_state), STATE)
     return content
@@ -280,20 +282,22 @@ def _answer_task(load_node: LoadNode, message: Message, context: Context) -> Rec
     """Answer a task on a node: check it, charge it, train, and store the new state."""
     node, holding = settings_of(context.node_config), load_node(context)
     request = request_of(message.content)
+    key = StateKey(
+        run=request.run, config=holding.config.digest(), ldp=holding.config.privacy.enabled
+    )
     try:
         check_message(node, holding.config, request)
-        task = _read_task(message.content, holding.context)
+        stored = partial(read_state, node.folder, key)
+        task = _read_task(message.content, holding.context, lambda t: copy_in(stored(t)))
         admitted = admit(node, holding, request, task)
     except FedP3Error:
         keep_refused_task(node.folder, frame_of(message.content))
         raise
-    key = StateKey(
-        run=request.run, config=holding.config.digest(), ldp=holding.config.privacy.enabled
-    )
     state = load_state(node.folder, key, task)
     reply, new_state = attempt(admitted.context, admitted.shard, admitted.task, state)
     if isinstance(reply, Failure):
         raise Refused(RefusalCode.TRAINING, reply.reason)
+    new_state = with_copy(new_state, task.t, _copy_of(task, holding.context))
     save_state(node.folder, key, new_state, read_marks(node.folder).anchor)
     return _update_record(_released(reply, node), admitted.task, admitted.context)
 
@@ -304,12 +308,32 @@ def _released(update: ClientUpdate, node: NodeSettings) -> ClientUpdate:
     return replace(update, metrics=metrics)
 
 
-def _read_task(request: RecordDict, shared: ClientContext) -> Task:
-    exchange = shared.hooks.exchange
+def _read_task(request: RecordDict, shared: ClientContext, stored_copy: FindCopy) -> Task:
+    """The task in a message.
+
+    Args:
+        request: the message.
+        shared: what all clients share.
+        stored_copy: from a round to the copy that is stored with the state of that round.
+    """
+    exchange, spec = shared.hooks.exchange, shared.spec
     room = 0
     if exchange is not None:
         room = room_for(exchange.begin(shared.layers, shared.data.classes))
-    return decode_task(frame_of(request), shared.layers, shared.pruning, shared.seed, room)
+
+    def find_copy(t: int) -> Copy | None:
+        if t >= 0:
+            return stored_copy(t)
+        return initial_copy(shared.initial, spec.layers, spec.download)
+
+    frame = frame_of(request)
+    return decode_task(frame, spec.layers, spec.pruning, spec.seed, room, spec.download, find_copy)
+
+
+def _copy_of(task: Task, shared: ClientContext) -> Params:
+    """What the client stores of the weights that a task brought."""
+    spec = shared.spec
+    return copy_tensors(task, spec.layers, spec.pruning.unfed_columns, spec.download)
 
 
 def _update_record(update: ClientUpdate, task: Task, context: ClientContext) -> RecordDict:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from fedp3.client.context import RunSpec
 from fedp3.core.errors import CodecError
-from fedp3.core.types import Failure, Kind, RejectionCode, Reply, Task
+from fedp3.core.types import ClientState, Failure, Kind, RejectionCode, Reply, Task
 from fedp3.engines.base import Engine, States, too_late
 from fedp3.engines.flower.records import (
     ABOUT,
@@ -27,11 +27,13 @@ from fedp3.engines.flower.records import (
     failure_in,
     frame_of,
     identity_of,
+    lost_copy,
     put_frame,
     state_bytes,
     state_of,
 )
 from fedp3.messages.codec import EXTRA_LIMIT, decode_update, encode_task
+from fedp3.messages.copies import as_copies, split_copy, with_copy
 from fedp3.node.context import Request
 from fedp3.node.permits import Permit
 from fedp3.privacy.settings import Mechanism
@@ -157,6 +159,7 @@ def over(grid: Grid, wire: Wire, roster: Roster, states: States | None = None) -
         states: for simulation, the clients' states, which are then sent with their tasks.
     """
     overdue: dict[str, int] = {}  # messages whose reply would come too late -> client
+    stored = None if states is None else _Stored(states, States())
 
     def execute(tasks: Sequence[Task]) -> Iterator[Reply]:
         roster.refresh(grid, wire)
@@ -166,7 +169,7 @@ def over(grid: Grid, wire: Wire, roster: Roster, states: States | None = None) -
         for task in tasks:
             client = task.plan.client
             if client in nodes:
-                messages[client] = _message(task, nodes[client], wire, states)
+                messages[client] = _message(task, nodes[client], wire, stored)
             else:
                 yield Failure(
                     client=client,
@@ -181,7 +184,7 @@ def over(grid: Grid, wire: Wire, roster: Roster, states: States | None = None) -
                 overdue[messages[client].metadata.message_id] = client
                 yield too_late(task, wire.deadline)
             else:
-                yield _read(reply, task, wire, states)
+                yield _read(reply, task, wire, stored)
 
     return Engine(
         execute=execute,
@@ -191,11 +194,42 @@ def over(grid: Grid, wire: Wire, roster: Roster, states: States | None = None) -
     )
 
 
-def _message(task: Task, n: int, wire: Wire, states: States | None) -> Message:
-    content = put_frame(RecordDict(), encode_task(task, wire.spec.layers, wire.spec.pruning))
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """In a simulation: what clients store, which is sent with their tasks.
+
+    Copies of published weights are apart from states, because they are in no checkpoint: after a
+    resume, the first task of a client brings its weights anew.
+    """
+
+    states: States
+    copies: States
+
+    def start(self, task: Task, spec: RunSpec) -> tuple[Task, ClientState | None]:
+        """A task, and what the client starts it from."""
+        state, copy = self.states.start(task), self.copies.start(task)
+        if task.download is not None and task.state_from >= 0 and copy is None:
+            task = as_copies(task, spec.layers, spec.pruning.unfed_columns, spec.download)
+        if copy is not None:
+            state = with_copy(state, task.state_from, copy.tensors)
+        return task, state
+
+    def keep(self, client: int, state: ClientState) -> None:
+        """Store what a client ended with."""
+        own, copy = split_copy(state)
+        self.states.keep(client, own)
+        self.copies.keep(client, copy)
+
+
+def _message(task: Task, n: int, wire: Wire, stored: _Stored | None) -> Message:
+    spec = wire.spec
+    state = None
+    if stored is not None:
+        task, state = stored.start(task, spec)
+    frame = encode_task(task, spec.layers, spec.pruning, spec.download)
+    content = put_frame(RecordDict(), frame)
     request = Request(run=wire.run, mechanism=wire.mechanism, permit=wire.permit)
     content[ABOUT] = about_record(request)
-    state = states.start(task) if states is not None else None
     if state is not None:
         put_frame(content, state_bytes(state), STATE)
     return Message(content, n, TYPES[task.kind])
@@ -243,10 +277,12 @@ def _failure(reply: Message) -> tuple[RejectionCode, str] | None:
         text = f"Flower reports (code {reply.error.code}): {clean(reply.error.reason)}"
         return RejectionCode.LOST, text
     reason = failure_in(reply.content)
-    return None if reason is None else (RejectionCode.FAILED, reason)
+    if reason is None:
+        return None
+    return RejectionCode.COPY if lost_copy(reply.content) else RejectionCode.FAILED, reason
 
 
-def _read(reply: Message, task: Task, wire: Wire, states: States | None) -> Reply:
+def _read(reply: Message, task: Task, wire: Wire, stored: _Stored | None) -> Reply:
     """The update in a reply, or why there is none; the gate judges the update's content."""
     client, spec = task.plan.client, wire.spec
     failure = _failure(reply)
@@ -265,8 +301,8 @@ def _read(reply: Message, task: Task, wire: Wire, states: States | None) -> Repl
         )
         if update.client != client:
             raise CodecError(f"claims to be client {update.client}")
-        if states is not None and STATE in content:
-            states.keep(client, state_of(frame_of(content, STATE)))
+        if stored is not None and STATE in content:
+            stored.keep(client, state_of(frame_of(content, STATE)))
     except CodecError as error:
         return Failure(client=client, t=task.t, reason=str(error), code=RejectionCode.UNREADABLE)
     return update

@@ -78,9 +78,9 @@ def state_of(data: bytes) -> ClientState:
     return ClientState(t, {n: w for (_, n), w in tensors.items()})
 
 
-def failure(reason: str) -> RecordDict:
+def failure(reason: str, code: RefusalCode = RefusalCode.TRAINING) -> RecordDict:
     """The reply of a simulated client, or of a node whose policy reveals errors, that failed."""
-    return RecordDict({FAILURE: ConfigRecord({"reason": reason[:REASON_LIMIT]})})
+    return RecordDict({FAILURE: ConfigRecord({"reason": reason[:REASON_LIMIT], "code": str(code)})})
 
 
 def refusal(code: RefusalCode) -> RecordDict:
@@ -94,6 +94,12 @@ def failure_in(content: RecordDict) -> str | None:
     if not isinstance(record, ConfigRecord):
         return None
     return clean(record["reason"]) if "reason" in record else meaning(record.get("code"))
+
+
+def lost_copy(content: RecordDict) -> bool:
+    """Whether a node did not do its task because it lacks the weights that the task changes."""
+    record = content.get(FAILURE)
+    return isinstance(record, ConfigRecord) and record.get("code") == str(RefusalCode.COPY)
 
 
 def clean(words: object) -> str:

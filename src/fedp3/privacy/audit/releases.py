@@ -20,7 +20,8 @@ from fedp3.client.context import ClientContext
 from fedp3.client.update import local_update
 from fedp3.core.types import ClientState, ClientUpdate, Params, Task
 from fedp3.data.shards import Shard
-from fedp3.messages.compression import COMPRESSORS, RESIDUAL, scales_of, unpack
+from fedp3.messages.compression import RESIDUAL, scales_of, unpack
+from fedp3.messages.compressors import COMPRESSORS, Compressor
 from fedp3.privacy.audit.findings import Finding, at_most, equal
 from fedp3.privacy.audit.neighbours import Bench, Recorder, readable, unpruned_steps
 from fedp3.privacy.audit.rehearsal import RECORDS, Exchange, Rehearse, scene, unlimited
@@ -202,8 +203,14 @@ def conservation(bench: Bench, mechanism: Mechanism) -> list[Finding]:
         difference = (change + left_out - expected) * active.get(n, 1)
         worst = max(worst, float(difference.abs().max()) / max(float(expected.abs().max()), 1e-3))
         worst = worst if math.isfinite(float(difference.abs().max())) else math.nan
-    # A compressor that rounds may be off by a hundredth in each round.
-    compressor = COMPRESSORS.pick(context.spec.compression.compress)
-    limit = 1e-4 if compressor is None or compressor.sparse else 0.05
+    limit = _rounding(COMPRESSORS.pick(context.spec.compression.compress))
     what = "what uploads hold beyond the noised gradients, relative to these"
     return [at_most(PART, what, worst, limit)]
+
+
+def _rounding(compressor: Compressor | None) -> float:
+    """How far the sum of two uploads may be off: a code that forgets what it loses rounds twice."""
+    if compressor is None or compressor.feedback:
+        return 1e-4
+    steps = 0.0 if compressor.packing is None else 2.1 / compressor.packing.most
+    return max(0.05, steps)

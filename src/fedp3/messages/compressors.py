@@ -1,0 +1,218 @@
+"""Codes of changes: fewer bits for what is uploaded, and for what is sent down.
+
+A client uploads the change d = W_i - W_sent, and the server adds it to what it sent.  The server
+sends the change of its published weights (`fedp3.messages.versions`).  A code replaces d by
+
+    fp16      d in half precision
+    int8      s q, with s = max |d| / 127 and integers q, rounded up or down at random so that s q
+              is unbiased
+    int4      the same in 4 bits, with one scale s in half precision per row, rounded to nearest
+    ternary   s q with q in {-1, 0, 1}, with one s per row: the mean of the |d| that are sent
+    topk      the k largest coordinates of d
+    int4-random, ternary-random     rounded at random, unbiased, s = max |d| / 7 and max |d|
+
+What int4, ternary and topk lose is added to the next d of the same sender (error feedback).  The
+others need no memory.  Running statistics are never coded, because a variance must stay positive.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fedp3.core import masks as M
+from fedp3.core.registry import Registry
+from fedp3.core.types import Block, Mask
+from fedp3.messages.packing import BYTES, NIBBLES, TRITS, Packing
+from fedp3.planning.selectors import magnitude, retained_weights
+
+# (change, share that topk sends, generator) -> tensor to send, and its scale or None
+Pack = Callable[[Tensor, float, torch.Generator], tuple[Tensor, Tensor | None]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compressor:
+    """A code for the change of one tensor.
+
+    Args:
+        pack: takes the change, the share that `topk` sends and a generator; returns what is sent,
+            in the same shape, and its scale or None.
+        dtype: the type of what is sent.
+        scales: what the receiver multiplies by: nothing, one float32 per tensor, or one float16
+            per row (index of the first dimension).  With rows, `pack` takes and returns a matrix
+            and a vector of scales, in float32; a tensor of one dimension is one row.  Without, it
+            takes and returns flat tensors.
+        packing: how integers are written in few bits; None writes values of `dtype`.
+        sparse: only the share `share` of the coordinates is sent, with a mask.
+        feedback: what was lost is added to the sender's next change.
+    """
+
+    pack: Pack
+    dtype: torch.dtype
+    scales: Literal["none", "tensor", "rows"] = "none"
+    packing: Packing | None = None
+    sparse: bool = False
+    feedback: bool = False
+
+
+# None stands for no compression.
+COMPRESSORS: Registry[Compressor | None] = Registry("compression")
+
+
+# --------------------------------------------------------------------------- flat codes
+
+
+def _to_half(d: Tensor, share: float, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
+    return d.half(), None
+
+
+def _to_int8(d: Tensor, share: float, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
+    scale = d.abs().amax() / BYTES.most if d.numel() else d.new_zeros(())
+    if not bool(scale > 0) or not bool(torch.isfinite(scale)):
+        return torch.zeros_like(d, dtype=torch.int8), scale
+    rounded = (d / scale + torch.rand(d.shape, generator=rng)).floor()
+    return rounded.clamp(-BYTES.most, BYTES.most).to(torch.int8), scale
+
+
+def _to_sparse(d: Tensor, share: float, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
+    # NaN has no magnitude: it would be left out and stay in the residual.
+    # If it is sent, the server rejects the update.
+    if bool(d.isnan().any()):
+        return d, None
+    return d.masked_fill(~top(d, share), 0), None
+
+
+def top(d: Tensor, share: float) -> Tensor:
+    """The mask of the coordinates of a flat tensor that `topk` sends."""
+    return magnitude(d, retained_weights(share, d.numel()), None)
+
+
+# --------------------------------------------------------------------------- codes by rows
+
+TERNARY_THRESHOLD = 0.7  # of the mean |d| of a row: near the best for bell-shaped changes
+
+
+def _half_scale(scale: Tensor) -> Tensor:
+    """A scale as the receiver reads it: in half precision, and 0 where nothing can be divided."""
+    return scale.half().float()
+
+
+def _rows_by_largest(most: int, *, random: bool) -> Pack:
+    """Integers up to `most`, with the largest |d| of a row as `most`."""
+
+    def pack(d: Tensor, share: float, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
+        scale = _half_scale(d.abs().amax(1) / most) if d.numel() else d.new_zeros(len(d))
+        divided = (d / scale[:, None]).nan_to_num_(0, 0, 0)  # a row of zeros has scale 0
+        if random:
+            symbols = divided.add_(torch.rand(d.shape, generator=rng)).floor_()
+        else:
+            symbols = divided.round_()
+        return symbols.clamp_(-most, most).to(torch.int8), scale
+
+    return pack
+
+
+def _to_ternary(d: Tensor, share: float, rng: torch.Generator) -> tuple[Tensor, Tensor | None]:
+    sizes = d.abs()
+    # Coordinates that did not change, e.g. of pruned weights and inactive units, do not count.
+    mean = sizes.sum(1) / (sizes > 0).sum(1).clamp(min=1)
+    sent = sizes > TERNARY_THRESHOLD * mean[:, None]
+    total = (sizes * sent).sum(1)
+    scale = _half_scale(total / sent.sum(1).clamp(min=1))
+    # NaN is in no comparison: without this it would stay in the residual for ever.
+    scale = torch.where(mean.isfinite(), scale, mean)
+    return (d.sign() * sent).nan_to_num_(0).to(torch.int8), scale
+
+
+COMPRESSORS.add("none", None)
+COMPRESSORS.add("fp16", Compressor(pack=_to_half, dtype=torch.float16))
+COMPRESSORS.add("int8", Compressor(pack=_to_int8, dtype=torch.int8, scales="tensor", packing=BYTES))
+COMPRESSORS.add(
+    "int4",
+    Compressor(
+        pack=_rows_by_largest(NIBBLES.most, random=False),
+        dtype=torch.int8,
+        scales="rows",
+        packing=NIBBLES,
+        feedback=True,
+    ),
+)
+COMPRESSORS.add(
+    "int4-random",
+    Compressor(
+        pack=_rows_by_largest(NIBBLES.most, random=True),
+        dtype=torch.int8,
+        scales="rows",
+        packing=NIBBLES,
+    ),
+)
+COMPRESSORS.add(
+    "ternary",
+    Compressor(pack=_to_ternary, dtype=torch.int8, scales="rows", packing=TRITS, feedback=True),
+)
+COMPRESSORS.add(
+    "ternary-random",
+    Compressor(
+        pack=_rows_by_largest(TRITS.most, random=True),
+        dtype=torch.int8,
+        scales="rows",
+        packing=TRITS,
+    ),
+)
+COMPRESSORS.add(
+    "topk", Compressor(pack=_to_sparse, dtype=torch.float32, sparse=True, feedback=True)
+)
+
+
+# --------------------------------------------------------------------------- one tensor
+
+
+def pack_tensor(
+    change: Tensor, mask: Mask, compressor: Compressor, share: float, rng: torch.Generator
+) -> tuple[Tensor, Tensor | None]:
+    """What is sent of a change, and its scales, both full-shaped.
+
+    Args:
+        change: full-shaped.
+        mask: the coordinates that are exchanged; elsewhere what is sent is zero.
+        compressor: the code.
+        share: of the coordinates that a sparse code sends.
+        rng: for codes that round at random.
+    """
+    shape = tuple(change.shape)
+    if compressor.scales != "rows":
+        values = M.take(change, mask)
+        flat, scale = compressor.pack(values.flatten(), share, rng)
+        return M.put(flat.view(values.shape), mask, shape), scale
+    # Weights that are pruned one by one leave rows as they are, with zeros in them.
+    block = mask if isinstance(mask, Block) else None
+    values = M.zero_pruned(change, mask) if block is None else M.take(change, block)
+    rows = _rows(tuple(values.shape))
+    symbols, scale = compressor.pack(values.reshape(rows, -1), share, rng)
+    sent = M.put(symbols.view(values.shape), block, shape)
+    if scale is not None and block is not None and block.rows is not None and len(shape) > 1:
+        scale = M.put(scale, Block(block.rows, None), (_rows(shape),))
+    return sent, scale
+
+
+def value_of(sent: Tensor, scale: Tensor | None) -> Tensor:
+    """The change that a coded tensor stands for, full-shaped."""
+    values = sent.float()
+    if scale is None:
+        return values
+    if scale.dim() and values.dim() > 1:
+        scale = scale.view(-1, *[1] * (values.dim() - 1))
+    return values * scale
+
+
+def scale_shape(shape: tuple[int, ...], compressor: Compressor | None) -> tuple[int, ...] | None:
+    """The shape of the scales of a tensor; None if it has none."""
+    if compressor is None or compressor.scales == "none":
+        return None
+    return () if compressor.scales == "tensor" else (_rows(shape),)
+
+
+def _rows(shape: tuple[int, ...]) -> int:
+    return shape[0] if len(shape) > 1 else 1
