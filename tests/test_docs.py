@@ -53,6 +53,19 @@ def test_the_parts_of_your_own_on_the_how_to_page_run(tmp_path):
     assert result["accuracy_global"] > 0.6
 
 
+def test_the_callbacks_on_the_how_to_page_run(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)  # where the page writes its logs
+    first, own = re.findall(r"```python\n(.*?)```", (DOCS / "how-to" / "log.md").read_text(), re.S)
+    x, y = torch.randn(60, 4), torch.arange(60) % 2
+    net = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2))
+    names = {"fedp3": fedp3, "net": net, "data": (x, y)}
+    exec(first, names)
+    assert list((tmp_path / "logs").iterdir()) and "<Result fedp3" in capsys.readouterr().out
+    exec(own, names)
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == "fedp3 None" and len(printed) == 2 + len(names["result"].history)
+
+
 def test_every_key_of_a_run_folder_is_on_its_page(tmp_path):
     page = (DOCS / "how-to" / "run-folder.md").read_text()
     x, y = torch.randn(60, 4), torch.arange(60) % 2

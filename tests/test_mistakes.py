@@ -264,8 +264,8 @@ def test_more_workers_than_cores_are_pointed_out(shell: Any, monkeypatch: Any) -
 
 def test_resume_with_other_settings_says_how_to_start_a_new_run(shell: Any) -> None:
     shell("run", "my.toml", *TINY, "--out", "a")
-    code, _, err = shell("resume", "a", "run.rounds=300")
-    assert code == 2 and "fedp3 run a/config.toml run.rounds=300 --out NEW_FOLDER" in err
+    code, _, err = shell("resume", "a", "local.lr=0.5")
+    assert code == 2 and "fedp3 run a/config.toml local.lr=0.5 --out NEW_FOLDER" in err
 
 
 def test_a_finished_run_without_its_record_is_not_reported_as_empty(
@@ -335,6 +335,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a dict of clients": (lambda: run(data={0: (X, Y)}), "partition={'file': ...}"),
     "labels from 1": (lambda: run(data=(X, Y + 1)), "pass y - 1"),
     "no function to call": (lambda: run(on_round=3), "on_round is a int"),
+    "a function as a callback": (lambda: run(callbacks=[print]), "want a fedp3.Callback"),
+    "a percentage as a target": (lambda: fedp3.stop_at(95), "want a share in (0, 1]"),
+    "no patience": (lambda: fedp3.stop_early(0), "an integer of at least 1"),
+    "no budget": (lambda: fedp3.stop_after(), "at least one limit above 0"),
     "true for a number": (lambda: run(partition={"clients": True}), "got true"),
     "a named data set": (lambda: run(data_set=1), "data_set"),
     "a name beside the data": (

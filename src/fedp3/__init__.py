@@ -11,7 +11,6 @@ __version__ = "0.1.0.dev0"
 
 if TYPE_CHECKING:
     from fedp3.api import Plan as Plan
-    from fedp3.api import Result as Result
     from fedp3.api import load_config as load_config
     from fedp3.api import load_dataset as load_dataset
     from fedp3.api import make_config as make_config
@@ -59,6 +58,15 @@ if TYPE_CHECKING:
     from fedp3.planning.prune_settings import Selector as Selector
     from fedp3.privacy.client_level.settings import ClientPrivacySettings as ClientPrivacySettings
     from fedp3.privacy.settings import PrivacySettings as PrivacySettings
+    from fedp3.report.result import Result as Result
+    from fedp3.runs.callbacks import Callback as Callback
+    from fedp3.runs.callbacks import RunStart as RunStart
+    from fedp3.runs.callbacks import log_to_mlflow as log_to_mlflow
+    from fedp3.runs.callbacks import log_to_tensorboard as log_to_tensorboard
+    from fedp3.runs.callbacks import log_to_wandb as log_to_wandb
+    from fedp3.runs.callbacks import stop_after as stop_after
+    from fedp3.runs.callbacks import stop_at as stop_at
+    from fedp3.runs.callbacks import stop_early as stop_early
     from fedp3.runs.history import History as History
     from fedp3.server.aggregators import AggregateSettings as AggregateSettings
     from fedp3.server.aggregators import Aggregator as Aggregator
@@ -69,7 +77,7 @@ if TYPE_CHECKING:
     from fedp3.server.evaluation import Accuracy as Accuracy
 
 _HOMES = {
-    "fedp3.api": "Plan Result load_config load_dataset make_config plan register resume run",
+    "fedp3.api": "Plan load_config load_dataset make_config plan register resume run",
     "fedp3.core.masks": "as_bool",
     "fedp3.client.batching": "LocalSettings",
     "fedp3.client.context": "RunSpec",
@@ -91,6 +99,9 @@ _HOMES = {
     "fedp3.planning.prune_settings": "LocalPruner PruneSettings Selector",
     "fedp3.privacy.client_level.settings": "ClientPrivacySettings",
     "fedp3.privacy.settings": "PrivacySettings",
+    "fedp3.report.result": "Result",
+    "fedp3.runs.callbacks": "Callback RunStart log_to_mlflow log_to_tensorboard log_to_wandb "
+    "stop_after stop_at stop_early",
     "fedp3.runs.history": "History",
     "fedp3.server.aggregators": "AggregateSettings Aggregator masked_mean uploads_of weighted_mean",
     "fedp3.server.context": "RoundRecord",

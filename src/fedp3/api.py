@@ -7,13 +7,11 @@ import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from copy import deepcopy
 from dataclasses import dataclass
-from functools import cached_property, partial
-from html import escape
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -23,12 +21,11 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fedp3 import config as configs
 from fedp3 import data as datasets
-from fedp3.client.sgd import load_weights, named_tensors
 from fedp3.config import Config
 from fedp3.config.plugins import load_plugins
 from fedp3.core.errors import InputError
 from fedp3.core.settings import OWN
-from fedp3.core.types import ClientPlan, Layer, Params
+from fedp3.core.types import ClientPlan, Layer
 from fedp3.costs.table import ClientCost
 from fedp3.data import DATASETS, Dataset
 from fedp3.data.partition import PARTITIONS
@@ -42,19 +39,20 @@ from fedp3.planning.coverage import coverage
 from fedp3.planning.layer_sets import LAYER_SETS
 from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
 from fedp3.planning.schedules import SCHEDULES
+from fedp3.report.result import Result
 from fedp3.runs import session
+from fedp3.runs.callbacks import Callback, check_callbacks
+from fedp3.runs.extension import extended
 from fedp3.runs.history import History
+from fedp3.runs.progress import maybe_rounds
 from fedp3.runs.run_folder import as_event, read_events
-from fedp3.runs.session import OnRound, Outcome
+from fedp3.runs.session import OnRound
 from fedp3.server.aggregators import AGGREGATORS
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
+from fedp3.server.context import RoundRecord
 
 Data = Dataset | TorchDataset[Any] | tuple[Tensor, Tensor]
 LOG = logging.getLogger("fedp3")
 SAMPLES_PER_CLIENT = 10  # at least, where the number of clients is left out
-KINDS = {"G": "accuracy_global", "D": "accuracy_dispatched", "P": "accuracy_personal"}
 
 # Decorators with which users add parts: `@fedp3.register.aggregator("median")`.
 register = SimpleNamespace(
@@ -69,119 +67,6 @@ register = SimpleNamespace(
     partition=PARTITIONS.register,
     compressor=COMPRESSORS.register,
 )
-
-
-@dataclass(frozen=True)
-class Result:
-    """A finished run.
-
-    Attributes:
-        experiment: the run: its config, server, clients and data.
-        outcome: the server's final state, and the numbers of result.json.
-        history: one row per round.
-        folder: its run folder; None if it has none.
-    """
-
-    experiment: Experiment
-    outcome: Outcome
-    history: History
-    folder: Path | None = None
-
-    @property
-    def weights(self) -> Params:
-        """The trained tensors, buffers included."""
-        return self.outcome.state.W
-
-    @cached_property
-    def model(self) -> nn.Module:
-        """A copy of the network with the trained weights, in evaluation mode."""
-        net = deepcopy(self.experiment.client.net)
-        load_weights(named_tensors(net), self.weights)
-        return net.requires_grad_().eval()
-
-    @property
-    def accuracy(self) -> Mapping[str, float | None]:
-        """G, D and P, each the mean over clients."""
-        return {kind: self.outcome.result[name] for kind, name in KINDS.items()}
-
-    @property
-    def per_client(self) -> list[dict[str, Any]]:
-        """One row per client: its number of examples, its cost, and its G, D and P at the end.
-
-        The cost is that of its plan in the first round.
-        """
-        scores = {kind: self._scores(kind) for kind in KINDS}
-        rows = []
-        for cost in self.experiment.costs:
-            row = {
-                "client": cost.id,
-                "examples": cost.examples,
-                "layers": cost.layers,
-                "keep": cost.capacity,
-                "mb_down": cost.mb_down,
-                "mb_up": cost.mb_up,
-            }
-            rows.append(row | {kind: scores[kind].get(cost.id) for kind in KINDS})
-        return rows
-
-    def _scores(self, kind: str) -> dict[int, float]:
-        """The final accuracy of each client that was scored."""
-        final = self.outcome.result["final"][kind]
-        if final is None:
-            return {}
-        return {int(i): accuracy for i, accuracy in final["clients"].items()}
-
-    @property
-    def model_sha256(self) -> str:
-        """The hash of the trained weights: equal hashes mean equal bits."""
-        return str(self.outcome.result["model_sha256"])
-
-    def plot(self, path: str | Path | None = None) -> "Figure":
-        """A figure of accuracy and loss by round.
-
-        Args:
-            path: a file to write the figure to as well.
-        """
-        return self.history.plot(path)
-
-    def report(self, path: str | Path) -> Path:
-        """Write a self-contained HTML page about this run.
-
-        Args:
-            path: the file to write.
-        """
-        from fedp3.report import write_report
-
-        if self.folder is None:
-            raise InputError(
-                "a report is made from a run folder; call fedp3.run with out='some/folder'"
-            )
-        return write_report([self.folder], Path(path))
-
-    def __repr__(self) -> str:
-        result = self.outcome.result
-        scores = ", ".join(f"{k} {_percent(v)}" for k, v in self.accuracy.items())
-        traffic = f"{result['mb_up']:.1f} MB up, {result['mb_down']:.1f} MB down"
-        return f"<Result {result['method']}: {result['rounds']} rounds, {scores}, {traffic}>"
-
-    def _repr_html_(self) -> str:
-        result = self.outcome.result
-        rows = {
-            "method": str(result["method"]),
-            "rounds": str(result["rounds"]),
-            **{kind: _percent(value) for kind, value in self.accuracy.items()},
-            "MB up": f"{result['mb_up']:.2f}",
-            "MB down": f"{result['mb_down']:.2f}",
-            "model sha256": self.model_sha256[:16],
-        }
-        cells = "".join(
-            f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in rows.items()
-        )
-        return f"<table>{cells}</table>"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 @dataclass(frozen=True)
@@ -216,6 +101,8 @@ def run(
     engine: str = "inprocess",
     use: str | Path | Sequence[str | Path] = (),
     on_round: OnRound | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
     **settings: Any,
 ) -> Result:
     """Train a network on a data set.
@@ -226,12 +113,16 @@ def run(
         data: tensors (x, y), any map-style torch data set of (x, y), or a `Dataset`.
         out: the run folder, with which the run can be resumed and reported on.
         resume: continue the run in `out`, if there is one.  It uses the W_0 that it began with,
-            whatever values the model has now.
+            whatever values the model has now.  With a larger `run=dict(rounds=...)` than it began
+            with, the run is extended.
         layers: layer name -> tensor names; by default the layers are found by tracing.
         workers: processes; more than one needs `if __name__ == "__main__"` around the call.
         engine: "inprocess", or "debug" to raise a client's exception where it happens.
         use: Python file, or several, that register parts, which worker processes import too.
         on_round: called with the record of every finished round.
+        callbacks: further functions to call, which may stop the run early: `fedp3.stop_at`,
+            `fedp3.stop_early`, `fedp3.stop_after`, `fedp3.log_to_mlflow`, ...
+        progress: show a progress bar; by default where standard error is a terminal or a notebook.
         **settings: the settings of the config file, section by section: `method="fedp3"`,
             `prune=dict(keep=0.5)`, `run=dict(rounds=50)`, ...
 
@@ -255,6 +146,7 @@ def run(
     _check_arguments(model, on_round, settings)
     if resume and out is None:
         raise InputError("resume=True needs the folder of the run; pass it as out='some/folder'")
+    check_callbacks(callbacks)
     if engine == "flower":
         raise InputError(
             "engine 'flower' reads data sets by name; use `fedp3 run`, or deploy with "
@@ -264,19 +156,30 @@ def run(
     settings = {**settings, **{s: {**settings.get(s, {}), "name": OWN} for s in ("data", "model")}}
     settings = _with_fitting_defaults(settings, model, dataset, layers)
     config = configs.parse(settings, where="fedp3.run")
+    if out is not None and resume and session.holds_run(Path(out)):
+        config = extended(Path(out), config)
     experiment = assemble_from(config, model, dataset, layers)
     make = partial(_engine, workers=workers, engine=engine, plugins=plugins)
     return _train(
-        experiment, out, make, resume=resume, own_model=True, plugins=plugins, on_round=on_round
+        experiment,
+        out,
+        make,
+        resume=resume,
+        own_model=True,
+        plugins=plugins,
+        callbacks=[*callbacks, Callback(on_round=on_round)],
+        progress=progress,
     )
 
 
 def resume(
     folder: str | Path,
-    *,
+    *overrides: str,
     workers: int = 0,
     data_dir: str | Path | None = None,
     on_round: OnRound | None = None,
+    callbacks: Sequence[Callback] = (),
+    progress: bool | None = None,
 ) -> Result:
     """Continue a run of `fedp3 run`, or read it if it is finished.
 
@@ -285,18 +188,32 @@ def resume(
 
     Args:
         folder: the run folder.
+        *overrides: `run.rounds=300` to extend the run; under differential privacy also
+            `privacy.epsilon=...` or `client_privacy.epsilon=...`, the new total.
         workers: processes; 0 chooses.
         data_dir: where data sets are.
         on_round: called with the record of every finished round.
+        callbacks: see `run`.
+        progress: see `run`.
     """
+    check_callbacks(callbacks)
     folder = Path(folder)
     config = session.reopen(folder)
+    if overrides:
+        config = extended(folder, configs.load(folder / "config.toml", overrides))
     plugins = session.plugins_of(folder)
     directory = Path(data_dir) if data_dir is not None else None
     experiment = assemble(config, directory)
     make = partial(_engine, workers=workers, data_dir=directory, plugins=plugins)
     return _train(
-        experiment, folder, make, resume=True, own_model=False, plugins=plugins, on_round=on_round
+        experiment,
+        folder,
+        make,
+        resume=True,
+        own_model=False,
+        plugins=plugins,
+        callbacks=[*callbacks, Callback(on_round=on_round)],
+        progress=progress,
     )
 
 
@@ -377,17 +294,17 @@ def _train(
     resume: bool,
     own_model: bool,
     plugins: Sequence[Any],
-    on_round: OnRound | None,
+    callbacks: Sequence[Callback],
+    progress: bool | None,
 ) -> Result:
     folder = Path(out) if out is not None else None
     events: list[dict[str, Any]] = []
 
-    def note(record: Any) -> None:
+    def note(record: RoundRecord) -> None:
         if folder is None:
             events.append(as_event(record) | {"round": record.t + 1})
-        if on_round is not None:
-            on_round(record)
 
+    method, rounds = experiment.config.method, experiment.config.run.rounds
     try:
         outcome = session.train(
             experiment,
@@ -396,7 +313,8 @@ def _train(
             resume=resume,
             own_model=own_model,
             plugins=plugins,
-            watch=session.watch_with(note),
+            watch=lambda _, before: maybe_rounds(progress, method, rounds, before),
+            callbacks=[Callback(on_round=note), *callbacks],
             tell=LOG.info,
             warn=lambda text: warnings.warn(text, stacklevel=4),
             how_to_resume="fedp3.run(..., resume=True)" if own_model else "",

@@ -457,7 +457,7 @@ def test_data_ls_and_show(fedp3, tmp_path):
 def test_doctor_reports_versions_data_extras_and_threads(fedp3):
     state = last(fedp3("doctor", "--json")[1])
     assert state["versions"]["torch"] and state["cores"] >= 1 and state["devices"][0] == "cpu"
-    assert set(state["extras"]) == {"flower", "privacy", "tensorboard"}
+    assert set(state["extras"]) == {"flower", "privacy", "tensorboard", "mlflow", "wandb", "onnx"}
     assert state["data"]["digits"]
     assert fedp3("doctor")[0] == 0
 

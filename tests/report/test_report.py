@@ -553,6 +553,16 @@ def test_epsilon_is_shown_where_there_is_one(tmp_path: Path) -> None:
     assert [r["epsilon_max"] for r in compare([folder, other])] == [2.25, None]
 
 
+def test_a_run_that_a_callback_stopped_is_not_called_finished(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "a")
+    assert "finished" in Outline(write_report([folder]).read_text()).text
+    result = json.loads((folder / "result.json").read_text())
+    (folder / "result.json").write_text(json.dumps(result | {"stopped": "enough"}))
+    text = Outline(write_report([folder]).read_text()).text
+    assert "finished" not in text and any(t.startswith("stopped by a callback: ") for t in text)
+    assert f"fedp3 resume {folder}" in text
+
+
 # --------------------------------------------------------------------------- figure files
 
 

@@ -22,6 +22,7 @@ from fedp3.cli import (
     demo,
     devices,
     doctor,
+    export,
     flower,
     init,
     methods,
@@ -33,6 +34,7 @@ from fedp3.cli import (
     resume,
     run,
     sweep,
+    watch,
 )
 from fedp3.cli.signals import Stopped
 from fedp3.core.errors import FedP3Error, InputError
@@ -65,7 +67,9 @@ def command_line(offered: Iterable[EntryPoint]) -> typer.Typer:
     app.command("methods")(methods.methods)
     app.command("run")(run.run)
     app.command("resume")(resume.resume)
+    app.command("watch")(watch.watch)
     app.command("report")(report.report)
+    app.command("export")(export.export)
     app.command("sweep")(sweep.sweep)
     app.command("compare")(compare.compare)
     app.add_typer(data.app, name="data")

@@ -8,7 +8,14 @@ from typing import Any
 from fedp3.cli import terminal
 from fedp3.cli.options import AsJson, DataDir
 
-EXTRAS = {"flower": "flwr", "privacy": "dp_accounting", "tensorboard": "tensorboard"}
+EXTRAS = {
+    "flower": "flwr",
+    "privacy": "dp_accounting",
+    "tensorboard": "tensorboard",
+    "mlflow": "mlflow",
+    "wandb": "wandb",
+    "onnx": "onnxruntime",
+}
 LIBRARIES = (
     "torch",
     "numpy",

@@ -1,23 +1,20 @@
-"""Output of commands: progress as a live bar or as plain lines, tables, and lines of text."""
+"""Output of commands: progress, tables, and lines of text."""
 
 import json
 import shlex
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
 from rich.markup import escape
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
     from fedp3.runs.session import OnRound
-    from fedp3.server.context import RoundRecord
 
 SIMULATED = {"seeded": ", simulation only: whoever knows run.seed can remove the noise"}
 GAP, EDGES = 3, 2  # columns between two cells of a table, and left and right of it
@@ -107,98 +104,19 @@ def as_json(value: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-class _Tally:
-    """Totals over the rounds so far."""
-
-    def __init__(self) -> None:
-        self.ok = self.late = self.rejected = self.up = self.down = 0
-        self.G: float | None = None
-        self.epsilon: float | None = None
-        self.client_epsilon: float | None = None
-        self.virtual_seconds: float | None = None
-
-    def add(self, event: Mapping[str, Any]) -> None:
-        """Count the event of one round."""
-        self.ok += len(event["accepted"])
-        self.late += len(event["late"])
-        self.rejected += len(event["rejected"])
-        self.up += event["bytes_up"]
-        self.down += event["bytes_down"]
-        self.G = event["G"]["mean"] if event["G"] else self.G
-        self.epsilon = event["epsilon"]
-        self.client_epsilon = event["client_epsilon"]
-        if event.get("clock"):
-            self.virtual_seconds = event["clock"]["ended"]
-
-    def text(self) -> str:
-        """The totals as one line."""
-        spent = "" if self.epsilon is None else f"  epsilon {self.epsilon:.2f}"
-        if self.client_epsilon is not None:
-            spent += f"  client-level epsilon {self.client_epsilon:.2f}"
-        virtual = "" if self.virtual_seconds is None else f"  virtual {self.virtual_seconds:,.0f} s"
-        return (
-            f"G {share(self.G)}  ok {self.ok} late {self.late} rejected {self.rejected}  "
-            f"MB up {self.up / 1e6:.1f} down {self.down / 1e6:.1f}{spent}{virtual}"
-        )
-
-
-@contextmanager
-def rounds(name: str, total: int, before: Sequence[Mapping[str, Any]] = ()) -> Iterator["OnRound"]:
-    """Show the rounds of one run as they end.
+def rounds(
+    name: str, total: int, before: Sequence[Mapping[str, Any]] = ()
+) -> AbstractContextManager["OnRound"]:
+    """Show the rounds of one run on standard error as they end.
 
     Args:
         name: the name of the run.
         total: its number of rounds.
         before: events of the rounds before it was resumed.
     """
-    tally = _Tally()
-    for event in before:
-        tally.add(event)
-    show = _bar if err.is_terminal else _lines
-    with show(name, total, len(before), tally) as on_round:
-        yield on_round
+    from fedp3.runs import progress
 
-
-@contextmanager
-def _lines(name: str, total: int, done: int, tally: _Tally) -> Iterator["OnRound"]:
-    """One line for each round."""
-    from fedp3.runs.run_folder import as_event
-
-    began = time.monotonic()
-
-    def on_round(record: "RoundRecord") -> None:
-        tally.add(as_event(record))
-        per_round = (time.monotonic() - began) / max(1, record.t + 1 - done)
-        left = per_round * (total - record.t - 1)
-        loss = "-" if record.loss is None else f"{record.loss:.3f}"
-        void = "  VOID" if record.void else ""
-        progress = f"{name} round {record.t + 1}/{total}  loss {loss}"
-        note(f"{progress}  {tally.text()}  {left:.0f} s left{void}")
-
-    yield on_round
-
-
-@contextmanager
-def _bar(name: str, total: int, done: int, tally: _Tally) -> Iterator["OnRound"]:
-    """A live bar."""
-    from fedp3.runs.run_folder import as_event
-
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        TextColumn("{task.completed}/{task.total}"),
-        TextColumn("{task.fields[text]}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        console=err,
-    ) as bar:
-        task = bar.add_task(name, total=total, completed=done, text="")
-
-        def on_round(record: "RoundRecord") -> None:
-            tally.add(as_event(record))
-            bar.update(task, advance=1, text=tally.text())
-
-        yield on_round
+    return progress.rounds(err, name, total, before)
 
 
 def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None = None) -> None:

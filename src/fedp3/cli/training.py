@@ -1,10 +1,10 @@
 """Training as commands do it: `fedp3.runs.session` with a progress display and closing lines."""
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from fedp3.core.types import Reply, Task
     from fedp3.engines.base import Engine, States
     from fedp3.experiment.assemble import Experiment
-    from fedp3.runs.session import OnRound
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,12 @@ class Options:
 
 
 def train(
-    settings: "Config", folder: Path, options: Options, *, resume: bool = False
+    settings: "Config",
+    folder: Path,
+    options: Options,
+    *,
+    resume: bool = False,
+    extend: bool = False,
 ) -> dict[str, Any]:
     """Train a run to its end; returns its result.
 
@@ -54,28 +58,24 @@ def train(
         folder: the run folder.
         options: how to train.
         resume: continue the run in the folder; without it, a folder that holds a run is refused.
+        extend: the config may have more rounds than the run in the folder.
     """
     from fedp3.experiment.assemble import assemble
     from fedp3.runs import session
-    from fedp3.runs.tensorboard import check_installed
+    from fedp3.runs.callbacks import log_to_tensorboard
+    from fedp3.runs.stop_request import StopRequested
 
     if resume:
         finished = session.finished_result(folder)
-        if finished is not None:
+        if finished is not None and not extend:
             return finished
     else:
         session.refuse_existing(folder)
-    if options.tensorboard:
-        check_installed()
+    callbacks = [log_to_tensorboard(folder / "tensorboard")] if options.tensorboard else []
     _note_workers(options.workers)
     experiment = assemble(settings, options.data_dir)
 
-    @contextmanager
-    def watch(experiment: "Experiment", events: Sequence[Mapping[str, Any]]) -> "Iterator[OnRound]":
-        name = options.name or settings.method
-        with terminal.rounds(name, experiment.server.run.rounds, events) as on_round:
-            yield _with_tensorboard(on_round, folder) if options.tensorboard else on_round
-
+    name, rounds = options.name or settings.method, settings.run.rounds
     with stoppable():
         try:
             outcome = session.train(
@@ -84,12 +84,15 @@ def train(
                 lambda experiment, states: _make_engine(experiment, states, options),
                 resume=resume,
                 plugins=options.plugins,
-                watch=watch,
+                watch=lambda _, before: terminal.rounds(name, rounds, before),
+                callbacks=callbacks,
                 tell=terminal.note,
             )
-        except Stopped as stopped:
+        except (Stopped, StopRequested) as stopped:
             terminal.note(f"{stopped}; resume with: {terminal.command('resume', folder)}")
-            raise
+            if isinstance(stopped, Stopped):
+                raise
+            raise Stopped(signal.SIGINT) from None  # a request ends a command as Ctrl-C does
     return dict(outcome.result)
 
 
@@ -153,18 +156,6 @@ def _with_traceback(engine: "Engine") -> "Engine":
     return replace(engine, execute=execute)
 
 
-def _with_tensorboard(on_round: "OnRound", folder: Path) -> "OnRound":
-    from fedp3.runs.tensorboard import writer
-
-    write = writer(folder / "tensorboard")
-
-    def both(record: Any) -> None:
-        on_round(record)
-        write(record)
-
-    return both
-
-
 # --------------------------------------------------------------------------- closing lines
 
 
@@ -206,7 +197,10 @@ def _show_privacy(result: Mapping[str, Any], planned_rounds: int) -> None:
         terminal.line(terminal.guarantee(result["privacy"]))
     if "client_privacy" in result:
         terminal.line(terminal.client_guarantee(result["client_privacy"]))
-    if result["rounds"] < planned_rounds:
+    if result.get("stopped"):
+        terminal.line(f"stopped after round {result['rounds']}: {result['stopped']}")
+        terminal.line(f"continue with: {terminal.command('resume', result['out'])}")
+    elif result["rounds"] < planned_rounds:
         terminal.line(
             f"stopped after round {result['rounds']}: no client has budget for another round"
         )

@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedp3.client import stacked
 from fedp3.client.context import ClientContext, shrink_context
@@ -67,6 +67,14 @@ def stacked_updates(context: ClientContext, jobs: Sequence[Job]) -> list[ClientA
 
     The result is bit-identical to running each client alone.
     """
+    _, starts, results = _train_stacked(context, jobs)
+    return [_outcome(context, *parts) for parts in zip(jobs, starts, results, strict=True)]
+
+
+def _train_stacked(
+    context: ClientContext, jobs: Sequence[Job]
+) -> tuple[ClientContext, list[Params], list[LocalResult]]:
+    """The context of the (smaller) network of these clients, their W_{t,0}, and their results."""
     starts = [_start(context, job.task, job.state) for job in jobs]
     shrunk = [_shrink(context, job.task, start) for job, start in zip(jobs, starts, strict=True)]
     small_context, first = shrunk[0][0], jobs[0].task
@@ -86,7 +94,20 @@ def stacked_updates(context: ClientContext, jobs: Sequence[Job]) -> list[ClientA
         LocalResult(tensors=end, metrics=m, state={}, extra={})
         for end, m in zip(ends, metrics, strict=True)
     ]
-    return [_outcome(context, *parts) for parts in zip(jobs, starts, results, strict=True)]
+    return small_context, starts, results
+
+
+def local_network(context: ClientContext, job: Job) -> tuple[nn.Module, Mapping[str, float]]:
+    """The network that a task ends with and is scored on, and the scores if the task wants them.
+
+    It is one that later tasks compute with, so that the caller copies it.  It has no pruned units.
+    """
+    if stacked.batch_key(context, job.shard, job.task) is None:
+        update, _ = local_update(context, job.shard, job.task, job.state)
+        return shrink_context(context, _pruned_units(context, job.task)).net, update.metrics
+    trained, _, (result,) = _train_stacked(context, [job])
+    load_weights(named_tensors(trained.net), result.tensors)
+    return trained.net, result.metrics
 
 
 # --------------------------------------------------------------------------- before training

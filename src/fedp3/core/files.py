@@ -6,10 +6,11 @@ import json
 import math
 import os
 import secrets
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from fedp3.core.errors import BusyError, InputError, RunError
 
@@ -30,7 +31,7 @@ def locked(folder: Path, name: str = ".lock", wait: bool = False) -> Iterator[No
         raise InputError(f"cannot write to {folder}: {error.strerror or error}") from None
     with handle:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _lock(handle, wait)
         except OSError:
             handle.seek(0)
             process = handle.read().strip() or "unknown"
@@ -41,6 +42,29 @@ def locked(folder: Path, name: str = ".lock", wait: bool = False) -> Iterator[No
         handle.write(f"{os.getpid()}\n")
         handle.flush()
         yield
+
+
+def _lock(handle: IO[str], wait: bool) -> None:
+    if wait:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        return
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        time.sleep(0.05)  # it may be `is_locked`, which holds the lock for a moment
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def is_locked(folder: Path, name: str = ".lock") -> bool:
+    """Whether a process is the writer of a folder now; see `locked`."""
+    try:
+        with (folder / name).open() as handle:
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            return False
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False  # nobody has locked it yet
 
 
 def write_atomic(path: Path, data: bytes, *, sync_folder: bool = True) -> None:

@@ -20,15 +20,16 @@ class Schedule:
     examples: Mapping[int, int]  # training samples of each client
 
 
-def count_tasks(schedule: Schedule, ledger: Ledger | None = None) -> Counter[int]:
+def count_tasks(schedule: Schedule, ledger: Ledger | None = None, first: int = 0) -> Counter[int]:
     """Count the tasks that each client gets if nothing fails, including those that measure P.
 
     Args:
         schedule: the rounds and the clients.
         ledger: if given, tasks are charged to it, and clients that cannot pay are left out.
+        first: the round to count from.
     """
     tasks: Counter[int] = Counter()
-    for t in range(schedule.run.rounds + schedule.run.final_p):
+    for t in range(first, schedule.run.rounds + schedule.run.final_p):
         clients = eligible_clients(schedule.examples, t, None if ledger is None else ledger.can_pay)
         if t < schedule.run.rounds:
             clients = sample_clients(clients, schedule.run, t)

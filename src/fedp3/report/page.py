@@ -87,12 +87,8 @@ def render(runs: Sequence[Run], target: float | None = None) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    style, script = _file("style.css"), _file("script.js")
-    policy = (
-        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
-        "img-src data:; base-uri 'none'; form-action 'none'"
-    )
     rows = compare_runs(runs, target=target)
+    style, script = template_file("style.css"), template_file("script.js")
     return environment.get_template("report.html").render(
         title=" against ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs",
         headline=headline(runs, target),
@@ -106,7 +102,7 @@ def render(runs: Sequence[Run], target: float | None = None) -> str:
         data=_json(tips),
         style=Markup(style),
         script=Markup(script),
-        policy=policy,
+        policy=policy_for(style, script),
     )
 
 
@@ -124,7 +120,16 @@ def _tables(runs: Sequence[Run], rows: Sequence[dict[str, object]]) -> dict[str,
     }
 
 
-def _file(name: str) -> str:
+def policy_for(style: str, script: str) -> str:
+    """The security policy of a page with this style sheet and this script, and nothing else."""
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def template_file(name: str) -> str:
+    """A file of the page's templates."""
     return resources.files("fedp3.report").joinpath("template", name).read_text()
 
 

@@ -93,7 +93,7 @@ def run_panel(runs: Sequence[Run], i: int, tips: dict[str, Any]) -> Panel:
     labels = label_grid(seed.about["labels"], ids, "Label distribution")
     same = [j for j in range(i) if runs[j].seeds[0].about["labels"] == seed.about["labels"]]
     rejected = _rejected(run)
-    finished = all(s.result for s in run.seeds)
+    finished = all(s.result and not s.result.get("stopped") for s in run.seeds)
     privacy = seed.about.get("privacy") or {}
     warnings = seed.about.get("warnings", {})
     return Panel(
@@ -151,7 +151,9 @@ def _summary(seed: Seed) -> str:
 
 def _progress(run: Run) -> str:
     done = min(len(s.events) for s in run.seeds)
-    return f"not finished: {done} of {run.seeds[0].config['run']['rounds']} rounds"
+    stopped = any(s.result.get("stopped") for s in run.seeds)
+    word = "stopped by a callback" if stopped else "not finished"
+    return f"{word}: {done} of {run.seeds[0].config['run']['rounds']} rounds"
 
 
 def _cards(run: Run) -> tuple[Card, ...]:

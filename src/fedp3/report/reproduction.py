@@ -73,7 +73,7 @@ def commands_of(run: Run) -> tuple[tuple[str, str], ...]:
         commands += [
             ("Resume it", shlex.join(["fedp3", "resume", str(s.folder)]))
             for s in run.seeds
-            if not s.result
+            if not s.result or s.result.get("stopped")
         ]
         commands.append(("Run it again", shlex.join(again)))
     original = str(seed.about["command"])

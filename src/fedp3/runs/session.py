@@ -10,7 +10,8 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,18 +19,38 @@ from safetensors.torch import save as save_tensors
 
 from fedp3 import config
 from fedp3.config import Config
-from fedp3.config.plugins import Plugin, plugin_records, reload
-from fedp3.core.errors import ConfigError, InputError
+from fedp3.config.plugins import Plugin, plugin_records
 from fedp3.core.files import locked, read_json, write_json
 from fedp3.core.hashing import model_sha256
+from fedp3.core.types import ClientState
 from fedp3.engines.base import Engine, States
 from fedp3.experiment.assemble import Experiment, with_noise
 from fedp3.experiment.fingerprint import INITIAL, check_fingerprint, with_initial
 from fedp3.privacy.client_level.budget import open_releases
 from fedp3.privacy.ledger import Ledger, open_ledger
 from fedp3.privacy.record_ledger import RecordLedger, join
+from fedp3.runs.callbacks import (
+    Callback,
+    RunStart,
+    call_begin,
+    call_end,
+    call_round,
+    reason_to_stop,
+)
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint
 from fedp3.runs.description import client_spent_of, describe, result_of, spent_of
+from fedp3.runs.existing import SEEDS as SEEDS
+from fedp3.runs.existing import begin_seeds as begin_seeds
+from fedp3.runs.existing import check_plugins, recorded_result, refuse_foreign
+from fedp3.runs.existing import finished_result as finished_result
+from fedp3.runs.existing import holds_run as holds_run
+from fedp3.runs.existing import plugins_of as plugins_of
+from fedp3.runs.existing import recorded_seeds as recorded_seeds
+from fedp3.runs.existing import refuse_existing as refuse_existing
+from fedp3.runs.existing import reopen as reopen
+from fedp3.runs.existing import seed_configs as seed_configs
+from fedp3.runs.extension import extend
+from fedp3.runs.history import History
 from fedp3.runs.run_folder import (
     as_event,
     create,
@@ -37,28 +58,36 @@ from fedp3.runs.run_folder import (
     truncate_events,
     write_initial,
 )
+from fedp3.runs.stop_request import forget_request, stop_if_requested
 from fedp3.runs.writer import Write, round_writer
-from fedp3.server.context import RoundRecord, ServerState
+from fedp3.server.context import RoundRecord, ServerContext, ServerState
 from fedp3.server.rounds import finish, initial_scores, run
 
-# What a run that was interrupted before it began may have left in its folder.
-OWN_FILES = {"checkpoint", "client_level", "flower.json", "initial.safetensors", "run.json"}
 DIVERGED = 1e3  # a training loss of this many times that of guessing
-SEEDS = "seeds.json"  # in a folder of several seeds: what they are seeds of
+
 
 OnRound = Callable[[RoundRecord], None]
 StartEngine = Callable[[Experiment, States | None], Engine]
 Tell = Callable[[str], None]
+# events of all rounds so far -> the reason to stop, or None
+Stop = Callable[[Sequence[Mapping[str, Any]]], str | None]
 # (run, events of earlier rounds) -> a context in which rounds are shown as they end
 Watch = Callable[[Experiment, Sequence[Mapping[str, Any]]], AbstractContextManager[OnRound]]
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A finished run: where the server ended, and the numbers that every output shows."""
+    """A run that has ended.
+
+    Args:
+        state: where the server ended.
+        result: the numbers that every output shows.
+        clients: client -> round -> its state, as in a checkpoint; empty if nodes store them.
+    """
 
     state: ServerState
     result: Mapping[str, Any]
+    clients: Mapping[int, Mapping[int, ClientState]] = field(default_factory=dict)
 
 
 def watch_with(on_round: OnRound | None) -> Watch:
@@ -67,49 +96,6 @@ def watch_with(on_round: OnRound | None) -> Watch:
 
 
 # --------------------------------------------------------------------------- begin and resume
-
-
-def holds_run(folder: Path) -> bool:
-    """Whether a run was begun in this folder."""
-    return (folder / "config.toml").exists()
-
-
-def refuse_existing(folder: Path, how: str = "") -> None:
-    """Raise if a run, or a series of seeds, was begun in this folder.
-
-    Args:
-        folder: the run folder.
-        how: what the user types to continue the run; `fedp3 resume FOLDER` by default.
-    """
-    if holds_run(folder) or (folder / SEEDS).exists():
-        how = how or f"fedp3 resume {folder}"
-        raise InputError(f"{folder} holds a run already; continue it with: {how}")
-
-
-def refuse_foreign(folder: Path) -> None:
-    """Raise if a folder contains files of somebody else, among which a run would be lost."""
-    try:
-        foreign = [p.name for p in sorted(folder.iterdir()) if _is_foreign(p.name)]
-    except OSError:
-        return  # it does not exist yet, or its own error comes when it is written
-    if foreign:
-        more = f" and {len(foreign) - 1} more" if len(foreign) > 1 else ""
-        raise InputError(
-            f"{folder} is not empty: it contains {foreign[0]}{more}; choose a new folder"
-        )
-
-
-def _is_foreign(name: str) -> bool:
-    return not (name.startswith(".") or name in OWN_FILES)
-
-
-def finished_result(folder: Path) -> dict[str, Any] | None:
-    """The result of a finished run; None if it is not finished.
-
-    The folder may have been moved since, so that `out` is set to where it is now.
-    """
-    path = folder / "result.json"
-    return read_json(path) | {"out": str(folder)} if path.exists() else None
 
 
 def read_finished(folder: Path, settings: Config) -> Outcome | None:
@@ -124,7 +110,7 @@ def read_finished(folder: Path, settings: Config) -> Outcome | None:
     if result is None:
         return None
     checkpoint, _ = load_checkpoint(folder, reopen(folder, settings).digest())
-    return None if checkpoint is None else Outcome(checkpoint.state, result)
+    return None if checkpoint is None else Outcome(checkpoint.state, result, checkpoint.clients)
 
 
 def train(
@@ -137,6 +123,7 @@ def train(
     plugins: Sequence[Plugin] = (),
     files: Mapping[str, bytes] | None = None,
     watch: Watch | None = None,
+    callbacks: Sequence[Callback] = (),
     tell: Tell = lambda text: None,
     warn: Tell | None = None,
     how_to_resume: str = "",
@@ -153,6 +140,7 @@ def train(
         plugins: files that the run uses; recorded in the folder.
         files: further files of a new run folder.
         watch: shows rounds as they end.
+        callbacks: what else to call; they may stop the run.
         tell: is called with messages to the user.
         warn: is called with messages about damaged checkpoints; by default `tell`.
         how_to_resume: what to type, for the error text where the folder holds a run.
@@ -160,13 +148,15 @@ def train(
     watch = watch or watch_with(None)
     _ = experiment.first_plans  # a mistake in them shows before anything is written
     if folder is None:
-        return _train_from(experiment, None, make_engine, None, watch, warn or tell)
+        return _train_from(experiment, None, make_engine, None, watch, callbacks, warn or tell)
     if not resume:
         refuse_existing(folder, how_to_resume)
     existing = holds_run(folder)
     if existing:
+        if extend(folder, experiment, plugins):
+            tell(f"{folder} is extended to {experiment.config.run.rounds} rounds")
         reopen(folder, experiment.config)
-        _check_plugins(folder, plugins)
+        check_plugins(folder, plugins)
         check_fingerprint(folder, experiment)
         experiment = with_initial(folder, experiment) if own_model else experiment
         experiment = with_noise(experiment, _recorded_noise(folder))
@@ -175,17 +165,22 @@ def train(
             refuse_existing(folder, how_to_resume)  # another process may have begun one by now
             refuse_foreign(folder)
             _begin(experiment, folder, own_model, plugins, files or {})
+        forget_request(folder)
         checkpoint, broken = _last_checkpoint(folder, experiment.config.digest())
         for text in broken:
             (warn or tell)(text)
-        result = finished_result(folder)
+        result = recorded_result(folder)
         if checkpoint is not None and result is not None:
-            # Nothing is evaluated again: that would spend privacy budget.
-            return Outcome(checkpoint.state, result)
+            if not result.get("stopped") or reason_to_stop(callbacks, read_events(folder)):
+                # Nothing is evaluated again: that would spend privacy budget.
+                return Outcome(checkpoint.state, result, checkpoint.clients)
+            (folder / "result.json").unlink()  # from here on the run is not stopped any more
         if existing:
             done = checkpoint.state.t if checkpoint else 0
             tell(f"resuming after round {done} of {experiment.config.run.rounds}")
-        return _train_from(experiment, folder, make_engine, checkpoint, watch, warn or tell)
+        return _train_from(
+            experiment, folder, make_engine, checkpoint, watch, callbacks, warn or tell
+        )
 
 
 def _train_from(
@@ -194,6 +189,7 @@ def _train_from(
     make_engine: StartEngine,
     checkpoint: Checkpoint | None,
     watch: Watch,
+    callbacks: Sequence[Callback],
     warn: Tell,
 ) -> Outcome:
     events: list[dict[str, Any]] = []
@@ -202,32 +198,45 @@ def _train_from(
         events = read_events(folder)
         states = States({i: dict(rounds) for i, rounds in checkpoint.clients.items()})
         start = checkpoint.state
-    with watch(experiment, events) as on_round:
-        engine = make_engine(experiment, states)
-        try:
-            on_round = _with_divergence(on_round, experiment.client.data.classes, warn)
-            return run_rounds(experiment, engine, folder, on_round, start)
-        finally:
-            engine.close()
+    told = _divergence_warning(experiment.client.data.classes, warn)
+    outcome = None
+    call_begin(
+        callbacks, RunStart(config=experiment.config, folder=folder, history=History(events))
+    )
+    try:
+        with watch(experiment, events) as show:
+
+            def on_round(record: RoundRecord) -> None:
+                show(record)
+                told(record)
+                call_round(callbacks, record)
+
+            engine = make_engine(experiment, states)
+            try:
+                stop = partial(reason_to_stop, callbacks)
+                outcome = run_rounds(experiment, engine, folder, on_round, start, stop)
+            finally:
+                engine.close()
+    finally:
+        call_end(callbacks, None if outcome is None else outcome.result)
+    return outcome
 
 
-def _with_divergence(on_round: OnRound, classes: int, warn: Tell) -> OnRound:
-    """The same watcher, which also says once that training diverges."""
-    limit = DIVERGED * math.log(max(classes, 2))
+def _divergence_warning(classes: int, warn: Tell) -> OnRound:
+    """A function that is called with every round, and warns once that training diverges."""
+    guessing = math.log(max(classes, 2))
     told = False
 
-    def watcher(record: RoundRecord) -> None:
+    def on_round(record: RoundRecord) -> None:
         nonlocal told
-        on_round(record)
-        if not told and record.loss is not None and not record.loss <= limit:
+        if not told and record.loss is not None and not record.loss <= DIVERGED * guessing:
             told = True
             warn(
                 f"the training loss of round {record.t + 1} is {record.loss:.3g}, and guessing has "
-                f"{math.log(max(classes, 2)):.3g}: training diverges. Lower local.lr, or scale the "
-                "inputs"
+                f"{guessing:.3g}: training diverges. Lower local.lr, or scale the inputs"
             )
 
-    return watcher
+    return on_round
 
 
 def _recorded_noise(folder: Path) -> float | None:
@@ -266,103 +275,6 @@ def _last_checkpoint(folder: Path, digest: str) -> tuple[Checkpoint | None, list
     return checkpoint, broken
 
 
-def reopen(folder: Path, like: Config | None = None) -> Config:
-    """The config of a run folder; its plugins are imported.
-
-    Args:
-        folder: the run folder.
-        like: the config that the caller has; refused if the run's config is another one.
-    """
-    if not holds_run(folder):
-        raise InputError(f"{folder} is not a run folder: it has no config.toml")
-    about = read_json(folder / "run.json")
-    if not {"config", "versions"} <= about.keys():
-        raise InputError(
-            f"{folder}/run.json is not the description of a run; start a new one in another folder"
-        )
-    _refuse_old_keys(about, folder, folder / "config.toml")
-    reload(about["plugins"])
-    now = config.load(folder / "config.toml")
-    _refuse_unknown_keys(folder, now, about)
-    _refuse_changed_config(folder, now, about["config"])
-    if like is not None and like.digest() != now.digest():
-        raise InputError(_differences(folder, now, like))
-    return now
-
-
-def _refuse_old_keys(about: Mapping[str, Any], folder: Path, source: Path) -> None:
-    """Refuse what a version wrote whose keys had other names: it recorded no plugins."""
-    if "plugins" in about:
-        return
-    version = about.get("versions", {}).get("fedp3", "0.1.0.dev0")
-    raise InputError(
-        f"{folder} was begun with fedp3 {version}, whose settings had other names; continue it "
-        f"with that version, or translate its config with: fedp3 init NEW.toml --from {source}"
-    )
-
-
-def _refuse_unknown_keys(folder: Path, now: Config, about: Mapping[str, Any]) -> None:
-    """Refuse a run of a version that did not have some of today's keys."""
-    new = [f"{s}.{k}" for s, k in _by_key(now) if k not in about["config"].get(s, {})]
-    if new:
-        raise InputError(
-            f"{folder} was begun with fedp3 {about['versions']['fedp3']}, which did not know "
-            f"{', '.join(new)}; continue it with that version, or start a new run with: "
-            "fedp3 run CONFIG --out NEW_FOLDER"
-        )
-
-
-def _refuse_changed_config(folder: Path, now: Config, then: Mapping[str, Any]) -> None:
-    """Refuse a config.toml that was edited after the run began."""
-    changed = [
-        f"  [{s}] {k}: was {then[s][k]!r}, is {value!r}"
-        for (s, k), value in _by_key(now).items()
-        if then[s][k] != value
-    ]
-    if changed:
-        lines = "\n".join(changed)
-        raise ConfigError(
-            f"{folder}/config.toml was changed after the run began:\n{lines}\n"
-            "put it back, or start a new run with: fedp3 run CONFIG --out NEW_FOLDER"
-        )
-
-
-def _differences(folder: Path, there: Config, given: Config) -> str:
-    """Where the config of a run folder differs from the caller's."""
-    values = _by_key(given)
-    lines = [
-        f"  [{s}] {k}: there {value!r}, here {values[s, k]!r}"
-        for (s, k), value in _by_key(there).items()
-        if values[s, k] != value
-    ]
-    if given.method != there.method:
-        lines.append(f"  method: there {there.method!r}, here {given.method!r}")
-    differences = "\n".join(lines)
-    return f"{folder} was begun with other settings:\n{differences}\nchoose another folder"
-
-
-def plugins_of(folder: Path) -> tuple[Plugin, ...]:
-    """The plugins that a run or a series of seeds was begun with, imported again."""
-    recorded = folder / SEEDS if (folder / SEEDS).exists() else folder / "run.json"
-    return reload(read_json(recorded).get("plugins", []))
-
-
-def _check_plugins(folder: Path, plugins: Sequence[Plugin]) -> None:
-    """Refuse to resume a run with other plugin files than it began with."""
-    then = {p["sha256"]: p["path"] for p in read_json(folder / "run.json")["plugins"]}
-    now = {p.sha256: p.path for p in plugins}
-    if then.keys() != now.keys():
-        begun = ", ".join(then.values()) or "none"
-        given = ", ".join(now.values()) or "none"
-        raise InputError(f"{folder} was begun with other plugins: then {begun}, now {given}")
-
-
-def _by_key(settings: Config) -> dict[tuple[str, str], Any]:
-    """(section, key) -> value."""
-    sections = settings.as_json().items()
-    return {(s, k): v for s, keys in sections if isinstance(keys, Mapping) for k, v in keys.items()}
-
-
 # --------------------------------------------------------------------------- the loop
 
 
@@ -372,8 +284,9 @@ def run_rounds(
     folder: Path | None = None,
     on_round: OnRound | None = None,
     start: ServerState | None = None,
+    stop: Stop = lambda events: None,
 ) -> Outcome:
-    """Train to the end and evaluate.
+    """Train to the end, or until `stop` has a reason, and evaluate.
 
     Whatever stops it, short of a kill, the last complete round is on disk.
 
@@ -383,6 +296,7 @@ def run_rounds(
         folder: the run folder; None writes nothing.
         on_round: called with the record of every finished round.
         start: the state to start from, where it is not the beginning.
+        stop: is asked after every round but the last whether to stop, and why.
     """
     server, digest = experiment.server, experiment.config.digest()
     state = saved = start or experiment.start
@@ -390,7 +304,7 @@ def run_rounds(
     mode = server.client_level
     releases = None if mode is None else open_releases(mode.budget, digest, folder, state.t)
     events: list[dict[str, Any]] = read_events(folder) if folder else []
-    began, last = time.perf_counter(), None
+    began, last, reason = time.perf_counter(), None, None
     # Every round must be on disk before the next begins if repeating it would cost privacy, or is
     # not possible: a node stores its state of its last task, and of none before.
     at_once = ledger is not None or releases is not None or engine.remote_state
@@ -411,19 +325,31 @@ def run_rounds(
                 events.append(as_event(last))
                 if on_round is not None:
                     on_round(last)
-            final = finish(server, state, engine.execute, ledger, last)
+                stop_if_requested(folder)
+                reason = stop(events) if new.t < server.run.rounds else None
+                if reason:
+                    break
+            # A run that was stopped pays for no more than it has trained.
+            measured = without_p(server) if reason and ledger is not None else server
+            final = finish(measured, state, engine.execute, ledger, last)
         finally:
             if saved is not state:
                 write(None, _checkpoint(state, engine))
     trained = sum(e["seconds"] for e in events if e["t"] >= (start.t if start else 0))
     extra = max(0.0, time.perf_counter() - began - trained)
     result = result_of(experiment, state, final, events, folder, extra)
+    result["stopped"] = reason
     result |= spent_of(ledger) | client_spent_of(experiment, releases)
     if over_runs is not None:
         result["epsilon_over_runs"] = over_runs.epsilon_max(experiment.config.privacy.delta)
     if folder is not None:
         write_json(folder / "result.json", result)
-    return Outcome(state, result)
+    return Outcome(state, result, _checkpoint(state, engine).clients)
+
+
+def without_p(server: ServerContext) -> ServerContext:
+    """The server, which does not measure P at the end."""
+    return replace(server, run=replace(server.run, final_p=False))
 
 
 def _ledgers(
@@ -445,36 +371,3 @@ def _ledgers(
 def _checkpoint(state: ServerState, engine: Engine) -> Checkpoint:
     """A copy of the run as it is now: clients' states change while this one is written."""
     return Checkpoint(state, {i: dict(rounds) for i, rounds in engine.states.by_client.items()})
-
-
-# --------------------------------------------------------------------------- several seeds
-
-
-def seed_configs(settings: Config, folder: Path, seeds: int) -> dict[Path, Config]:
-    """The run folder and config of each of several seeds."""
-    first = settings.run.seed
-    return {
-        folder / f"seed-{k}": replace(settings, run=replace(settings.run, seed=first + k))
-        for k in range(seeds)
-    }
-
-
-def begin_seeds(settings: Config, folder: Path, seeds: int, plugins: Sequence[Plugin] = ()) -> None:
-    """Record what a folder of several seeds is, so that it can be resumed."""
-    folder.mkdir(parents=True, exist_ok=True)
-    recorded = {"seeds": seeds, "config": settings.as_json(), "plugins": plugin_records(plugins)}
-    write_json(folder / SEEDS, recorded)
-
-
-def recorded_seeds(folder: Path) -> tuple[Config, int] | None:
-    """The config and the number of seeds of such a folder; None if it is not one.
-
-    Its plugins are imported.
-    """
-    path = folder / SEEDS
-    if not path.exists():
-        return None
-    recorded = read_json(path)
-    _refuse_old_keys(recorded, folder, folder / "seed-0" / "config.toml")
-    reload(recorded["plugins"])
-    return config.parse(recorded["config"]), int(recorded["seeds"])

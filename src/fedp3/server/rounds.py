@@ -283,12 +283,26 @@ def finish(
     clients = _eligible(context, state.t, ledger)
     if ledger is not None:
         ledger.charge(clients, state.t, released="probe")
-    # P must not depend on which layers happen to be due, so that it is measured after an update of
-    # all layers in L_i.
+    return FinalEvaluation(G, D, P=accuracy(execute(probe_tasks(context, state, clients))))
+
+
+def probe_tasks(context: ServerContext, state: ServerState, clients: Sequence[int]) -> list[Task]:
+    """Tasks that score P of these clients, after a local update that is discarded.
+
+    P must not depend on which layers happen to be due, so that it is measured after an update of
+    all layers in L_i.
+    """
     always = replace(context, plan=unscheduled(context.plan))
     trained = plans_for(always, state.t)
-    probes = _dispatched(context, state, [trained[i] for i in clients], probe=True)
-    return FinalEvaluation(G, D, P=accuracy(execute(probes)))
+    return _dispatched(context, state, [trained[i] for i in clients], probe=True)
+
+
+def dispatch_tasks(
+    context: ServerContext, state: ServerState, clients: Sequence[int]
+) -> list[Task]:
+    """Tasks that score D of these clients: what they would be sent in the next round."""
+    everyone = plans_for(context, state.t)
+    return _dispatched(context, state, [everyone[i] for i in clients], probe=False)
 
 
 def _global_and_dispatched(

@@ -1,0 +1,374 @@
+"""Networks as files that need no fedp3: safetensors, torch.export (pt2) and ONNX.
+
+An export is a folder with the network, a README that says how to load it, and model.json.  It is
+loaded again and compared with the network before it is called done.  Networks are traced and
+compared on made-up records, and the file contains none of them.
+"""
+
+import importlib.util
+import json
+import logging
+import shutil
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from copy import deepcopy
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import mkdtemp
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from fedp3 import __version__
+from fedp3.core.errors import InputError, RunError
+from fedp3.core.hashing import model_sha256
+from fedp3.core.randomness import Stream, stream
+from fedp3.core.registry import Registry
+from fedp3.privacy.made_up import made_up_records
+from fedp3.runs.networks import Trained, is_plain, network, outputs_of, personal_layers
+
+BATCHES = (4, 1, 7)  # the first is traced; the others show that any number of samples works
+TOLERANCE = 1e-4  # of the largest output: other programs add up in another order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """A format of a network on disk.
+
+    Args:
+        suffix: of the file.
+        write: writes a network, traced with these inputs, to a file.
+        read: returns a function that computes the network in that file, for the check.
+        lines: the Python code of the README.
+        needs: modules that it needs, by the names of what installs them.
+        any_net: it also holds networks that a method has added something to.
+    """
+
+    suffix: str
+    write: Callable[[nn.Module, Tensor, Path], None]
+    read: Callable[[Path, nn.Module], Callable[[Tensor], Tensor]]
+    lines: str
+    needs: Mapping[str, str]
+    any_net: bool = True
+
+
+FORMATS: Registry[Format] = Registry("format")
+
+
+def export(
+    run: Trained,
+    folder: Path,
+    *,
+    what: str = "global",
+    client: int | None = None,
+    format: str = "pt2",
+) -> dict[str, Any]:
+    """Write a network of a run to a new folder; returns what model.json says.
+
+    Args:
+        run: the run.
+        folder: where to; it must be empty or not exist.
+        what: "global", "dispatched" or "personal"; see `fedp3.runs.networks.network`.
+        client: whose network; None for the server's model.
+        format: "pt2", "safetensors" or "onnx".
+
+    Raises:
+        InputError: this network cannot be exported, or not in this format.
+        RunError: what was written computes something else.
+    """
+    chosen = check_format(format)
+    check_folder(folder)
+    net = network(run, what, client)
+    if not chosen.any_net and not is_plain(net):
+        raise InputError(
+            f"the method {run.experiment.config.method} changes what this network computes, which "
+            f"its tensors do not show; use the format pt2 or onnx instead of {format}"
+        )
+    data = run.experiment.client.data
+    rng = stream(run.experiment.config.run.seed, Stream.LAYER)
+    inputs = [made_up_records(data, size, rng) for size in BATCHES]
+    about = _about(run, net, what, client, format)
+    with _complete_or_nothing(folder) as place:
+        file = place / f"model.{chosen.suffix}"
+        with _quiet():
+            difference = _write_and_compare(chosen, net, inputs, file, format)
+        about |= {"file": file.name, "difference": difference}
+        (place / "model.json").write_text(json.dumps(about, indent=1) + "\n")
+        (place / "README.md").write_text(_readme(run, net, chosen, about))
+    return about | {"out": str(folder)}
+
+
+@contextmanager
+def _complete_or_nothing(folder: Path) -> Iterator[Path]:
+    """A new folder that takes the place of an empty or absent one if nothing goes wrong in it."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        new = Path(mkdtemp(prefix=f".{folder.name}.", dir=folder.parent))
+    except OSError as error:
+        raise InputError(f"cannot write to {folder.parent}: {error.strerror or error}") from None
+    try:
+        yield new
+        new.chmod(0o755)
+        if folder.exists():
+            folder.rmdir()
+        new.rename(folder)
+    finally:
+        shutil.rmtree(new, ignore_errors=True)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what exporters say about their own future, and about packages that nobody needs."""
+    logger = logging.getLogger("torch.onnx")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(before)
+
+
+def check_folder(folder: Path) -> None:
+    """Refuse a folder that holds something."""
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise InputError(f"{folder} exists and is not an empty folder; choose another one")
+
+
+def check_format(name: str) -> Format:
+    """The format of this name; refused if it is unknown, or needs what is not installed."""
+    chosen = FORMATS.pick(name)
+    missing = [m for m in chosen.needs if importlib.util.find_spec(m) is None]
+    if missing:
+        install = " ".join(sorted({chosen.needs[m] for m in missing}))
+        raise InputError(
+            f"the format {name} needs {', '.join(missing)}; add with: pip install {install}"
+        )
+    return chosen
+
+
+def _write_and_compare(
+    chosen: Format, net: nn.Module, inputs: list[Tensor], file: Path, name: str
+) -> float:
+    """Write a network, load it again, and return by how much its outputs differ."""
+    try:
+        chosen.write(net, inputs[0], file)
+        difference = _largest_difference(chosen.read(file, net), net, inputs)
+    except OSError as error:
+        raise RunError(f"cannot write {file.name}: {error.strerror or error}") from None
+    except Exception as error:  # exporters raise many kinds
+        lines = str(error).strip().splitlines() or [""]
+        raise InputError(
+            f"the network cannot be exported as {name} ({type(error).__name__}: {lines[0]}); the "
+            "format safetensors takes any network"
+        ) from None
+    if not difference <= TOLERANCE:
+        raise RunError(
+            f"the exported {name} computes something else than the network: outputs differ by "
+            f"{difference:.3g} of the largest; nothing was written, try another format"
+        )
+    return difference
+
+
+def _largest_difference(
+    again: Callable[[Tensor], Tensor], net: nn.Module, inputs: list[Tensor]
+) -> float:
+    """The largest difference of outputs, as a share of the largest output."""
+    worst = 0.0
+    for x in inputs:
+        want, got = outputs_of(net, x), again(x)
+        if got.shape != want.shape:
+            return float("inf")
+        scale = max(float(want.abs().max()), 1e-12)
+        worst = max(worst, float((got - want).abs().max()) / scale)
+    return worst
+
+
+# --------------------------------------------------------------------------- formats
+
+
+def _write_safetensors(net: nn.Module, x: Tensor, path: Path) -> None:
+    save_file({n: w.detach().clone().contiguous() for n, w in net.state_dict().items()}, path)
+
+
+def _read_safetensors(path: Path, net: nn.Module) -> Callable[[Tensor], Tensor]:
+    again = deepcopy(net)
+    for w in again.state_dict().values():
+        w.zero_()
+    again.load_state_dict(load_file(path))
+    return lambda x: outputs_of(again, x)
+
+
+FORMATS.add(
+    "safetensors",
+    Format(
+        suffix="safetensors",
+        write=_write_safetensors,
+        read=_read_safetensors,
+        lines="""\
+from safetensors.torch import load_file
+
+net.load_state_dict(load_file("model.safetensors"))  # net: your network, of the sizes below
+outputs = net.eval()(x)
+""",
+        needs={},
+        any_net=False,
+    ),
+)
+
+
+def _write_pt2(net: nn.Module, x: Tensor, path: Path) -> None:
+    program = torch.export.export(_traceable(net), (x,), dynamic_shapes=(_any_batch(),))
+    program.example_inputs = None  # otherwise the file would contain them
+    torch.export.save(program, path)
+
+
+def _any_batch() -> dict[int, Any]:
+    return {0: torch.export.Dim("batch", min=1)}
+
+
+def _traceable(net: nn.Module) -> nn.Module:
+    """The network, one level deeper if a module of it has a name that a traced graph needs."""
+    clash = any(hasattr(torch.fx.GraphModule, name) for name, _ in net.named_children())
+    return nn.Sequential(net).eval() if clash else net
+
+
+def _read_pt2(path: Path, net: nn.Module) -> Callable[[Tensor], Tensor]:
+    again = torch.export.load(path).module()
+    return lambda x: outputs_of(again, x)
+
+
+FORMATS.add(
+    "pt2",
+    Format(
+        suffix="pt2",
+        write=_write_pt2,
+        read=_read_pt2,
+        lines="""\
+import torch
+
+net = torch.export.load("model.pt2").module()
+outputs = net(x)
+""",
+        needs={},
+    ),
+)
+
+
+def _write_onnx(net: nn.Module, x: Tensor, path: Path) -> None:
+    torch.onnx.export(
+        _traceable(net),
+        (x,),
+        path,
+        dynamo=True,
+        dynamic_shapes=(_any_batch(),),
+        input_names=["x"],
+        output_names=["outputs"],
+        external_data=False,
+        verbose=False,
+    )
+
+
+def _read_onnx(path: Path, net: nn.Module) -> Callable[[Tensor], Tensor]:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path)
+    return lambda x: torch.from_numpy(session.run(None, {"x": x.numpy()})[0])
+
+
+FORMATS.add(
+    "onnx",
+    Format(
+        suffix="onnx",
+        write=_write_onnx,
+        read=_read_onnx,
+        lines="""\
+import onnxruntime
+
+session = onnxruntime.InferenceSession("model.onnx")
+(outputs,) = session.run(None, {"x": x})  # x is a NumPy array
+""",
+        needs=dict.fromkeys(("onnx", "onnxscript", "onnxruntime"), "'fedp3[onnx]'"),
+    ),
+)
+
+
+# --------------------------------------------------------------------------- what it says
+
+
+def _about(
+    run: Trained, net: nn.Module, what: str, client: int | None, format: str
+) -> dict[str, Any]:
+    config, data = run.experiment.config, run.experiment.client.data
+    whole = sum(w.numel() for w in run.experiment.client.net.parameters())
+    values = net.state_dict()
+    if what == "global":  # then the hash is that of result.json, which leaves out counters
+        values = {n: values[n] for n in run.state.W}
+    return {
+        "what": what,
+        "client": client,
+        "format": format,
+        "method": config.method,
+        "rounds": run.state.t,
+        "parameters": sum(w.numel() for w in net.parameters()),
+        "nonzero": sum(int(w.count_nonzero()) for w in net.parameters()),
+        "parameters_of_the_global_network": whole,
+        "weights_sha256": model_sha256(values),
+        "input": ["batch", *data.x.shape[1:]],
+        "classes": data.classes,
+        "divide_by": 255 if data.x.dtype == torch.uint8 else 1,
+        "mean": list(data.mean),
+        "std": list(data.std),
+        "fedp3": __version__,
+        "torch": torch.__version__,
+    }
+
+
+TITLES = {
+    "global": "The global network",
+    "dispatched": "The network of client {client}, as the server dispatches it",
+    "personal": "The personal network of client {client}, after its local training",
+}
+
+
+def _readme(run: Trained, net: nn.Module, chosen: Format, about: Mapping[str, Any]) -> str:
+    whole = about["parameters_of_the_global_network"]
+    size = f"{about['parameters']:,} parameters, {100 * about['parameters'] / whole:.0f} %"
+    pruned = about["parameters"] - about["nonzero"]
+    zeros = f" {pruned:,} of them are zero." if pruned else ""
+    shape = ", ".join(map(str, about["input"]))
+    scaling = ""
+    if about["divide_by"] != 1:
+        scaling = "Pixels 0..255 are divided by 255 first"
+        if about["mean"]:
+            scaling += f", then normalised per channel: (x - {about['mean']}) / {about['std']}"
+        scaling = f" {scaling}."
+    stays = personal_layers(run.experiment)
+    warning = ""
+    if stays and about["what"] == "global":
+        warning = (
+            f"\nThe layers {', '.join(stays)} are trained on clients and never uploaded. This "
+            "network has them as they were before training.\n"
+        )
+    return f"""\
+# {TITLES[about["what"]].format(client=about["client"])}
+
+Trained by {about["method"]} in {about["rounds"]} rounds with fedp3 {about["fedp3"]}. It has \
+{size} of the global network.{zeros} Loading it needs no fedp3:
+
+```python
+{chosen.lines}```
+
+`x` holds float32 values of shape ({shape}).{scaling} The outputs are scores of \
+{about["classes"]} classes; the largest is the prediction. When the file was written, it was \
+loaded again, and its outputs differed from the network's by {about["difference"]:.1e} of the \
+largest.
+{warning}
+```text
+{net}
+```
+"""
