@@ -242,3 +242,14 @@ def test_a_personal_head_cannot_be_left_out() -> None:
     settings = PlanSettings(layers="full", head="personal_uploaded")
     plans = client_plans(settings, deep(2), [1.0], 0, 0)
     assert without_layers(plans, {"out"}, settings, [1.0])[0].layers == plans[0].layers
+
+
+def test_under_ldp_a_schedule_warns_that_more_rounds_cost_privacy() -> None:
+    from fedp3 import config
+    from fedp3.experiment.assemble import assemble
+    from fedp3.runs.description import warnings_of
+
+    ldp = ["privacy.enabled=true", "model.width=0.05", "run.rounds=4", "privacy.epsilon=50"]
+    paced = assemble(config.parse({"method": "fedp3-paced"}, ldp))
+    assert "once in 4 rounds" in warnings_of(paced)["M4"]
+    assert "M4" not in warnings_of(assemble(config.parse({"method": "fedp3"}, ldp)))

@@ -90,6 +90,14 @@ def warnings_of(experiment: Experiment) -> dict[str, str]:
             f"plan.layers={layers!r} gives every client all {hidden} hidden layers of this "
             "network, so everything is trained and uploaded, as with 'full'"
         )
+    turn = experiment.server.turn
+    if experiment.server.budget is not None and turn > 1:
+        warnings["M4"] = (
+            f"plan.schedule={experiment.config.plan.schedule!r} trains some layers once in "
+            f"{turn} rounds and needs more rounds than training all of them; every round costs "
+            "privacy, so that at the same epsilon each has more noise. Compare with "
+            "plan.schedule='always' and fewer rounds at the same privacy.epsilon"
+        )
     return warnings
 
 
