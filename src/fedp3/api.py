@@ -23,17 +23,20 @@ from torch.utils.data import Dataset as TorchDataset
 
 from fedp3 import config as configs
 from fedp3 import data as datasets
+from fedp3.client.batching import AUTO as AUTO_OBJECTIVE
+from fedp3.client.objectives import OBJECTIVES, Objective
 from fedp3.client.sgd import load_weights, named_tensors
 from fedp3.config import Config
 from fedp3.config.plugins import load_plugins
 from fedp3.core.errors import InputError
+from fedp3.core.scores import Score, score_of
 from fedp3.core.settings import OWN
 from fedp3.core.types import ClientPlan, Layer, Params
 from fedp3.costs.table import ClientCost
 from fedp3.data import DATASETS, Dataset
 from fedp3.data.partition import PARTITIONS
 from fedp3.engines.catalogue import check_engine, make_engine
-from fedp3.experiment.assemble import Experiment, assemble, assemble_from
+from fedp3.experiment.assemble import Experiment, assemble, assemble_from, split_parts
 from fedp3.messages.compression import COMPRESSORS
 from fedp3.methods import METHODS
 from fedp3.models.layer_map import layer_map
@@ -50,13 +53,15 @@ from fedp3.server.aggregators import AGGREGATORS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-Data = Dataset | TorchDataset[Any] | tuple[Tensor, Tensor]
+# all samples together, or a list with the data of each client
+Data = Dataset | TorchDataset[Any] | tuple[Any, Any] | list[Any]
 LOG = logging.getLogger("fedp3")
 SAMPLES_PER_CLIENT = 10  # at least, where the number of clients is left out
-KINDS = {"G": "accuracy_global", "D": "accuracy_dispatched", "P": "accuracy_personal"}
+KINDS = {"G": "global", "D": "dispatched", "P": "personal"}
 
 # Decorators with which users add parts: `@fedp3.register.aggregator("median")`.
 register = SimpleNamespace(
+    objective=OBJECTIVES.register,
     aggregator=AGGREGATORS.register,
     selector=SELECTORS.register,
     layer_set=LAYER_SETS.register,
@@ -98,9 +103,19 @@ class Result:
         return net.requires_grad_().eval()
 
     @property
+    def score(self) -> Score:
+        """What G, D and P are: the accuracy, or the score of another objective."""
+        return score_of(self.outcome.result)
+
+    @property
+    def scores(self) -> Mapping[str, float | None]:
+        """G, D and P, each the mean over clients of the objective's score."""
+        return {kind: self.outcome.result[f"score_{name}"] for kind, name in KINDS.items()}
+
+    @property
     def accuracy(self) -> Mapping[str, float | None]:
-        """G, D and P, each the mean over clients."""
-        return {kind: self.outcome.result[name] for kind, name in KINDS.items()}
+        """G, D and P, each the mean over clients; None where the score is no accuracy."""
+        return {kind: self.outcome.result[f"accuracy_{name}"] for kind, name in KINDS.items()}
 
     @property
     def per_client(self) -> list[dict[str, Any]]:
@@ -123,11 +138,11 @@ class Result:
         return rows
 
     def _scores(self, kind: str) -> dict[int, float]:
-        """The final accuracy of each client that was scored."""
+        """The final score of each client that was scored."""
         final = self.outcome.result["final"][kind]
         if final is None:
             return {}
-        return {int(i): accuracy for i, accuracy in final["clients"].items()}
+        return {int(i): score for i, score in final["clients"].items()}
 
     @property
     def model_sha256(self) -> str:
@@ -135,7 +150,7 @@ class Result:
         return str(self.outcome.result["model_sha256"])
 
     def plot(self, path: str | Path | None = None) -> "Figure":
-        """A figure of accuracy and loss by round.
+        """A figure of score and loss by round.
 
         Args:
             path: a file to write the figure to as well.
@@ -158,7 +173,7 @@ class Result:
 
     def __repr__(self) -> str:
         result = self.outcome.result
-        scores = ", ".join(f"{k} {_percent(v)}" for k, v in self.accuracy.items())
+        scores = ", ".join(f"{k} {self.score.text(v)}" for k, v in self.scores.items())
         traffic = f"{result['mb_up']:.1f} MB up, {result['mb_down']:.1f} MB down"
         return f"<Result {result['method']}: {result['rounds']} rounds, {scores}, {traffic}>"
 
@@ -167,7 +182,7 @@ class Result:
         rows = {
             "method": str(result["method"]),
             "rounds": str(result["rounds"]),
-            **{kind: _percent(value) for kind, value in self.accuracy.items()},
+            **{kind: self.score.text(value) for kind, value in self.scores.items()},
             "MB up": f"{result['mb_up']:.2f}",
             "MB down": f"{result['mb_down']:.2f}",
             "model sha256": self.model_sha256[:16],
@@ -176,10 +191,6 @@ class Result:
             f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in rows.items()
         )
         return f"<table>{cells}</table>"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"
 
 
 @dataclass(frozen=True)
@@ -213,6 +224,7 @@ def run(
     engine: str = "inprocess",
     use: Sequence[str | Path] = (),
     on_round: OnRound | None = None,
+    objective: str | Objective = AUTO_OBJECTIVE,
     **settings: Any,
 ) -> Result:
     """Train a network on a data set.
@@ -220,7 +232,8 @@ def run(
     Args:
         model: the network; its values are W_0.  The run computes with it, and leaves other values
             in it: the trained network is `Result.model`.
-        data: tensors (x, y), any map-style torch data set of (x, y), or a `Dataset`.
+        data: tensors (x, y), any map-style data set of (x, y), or a `Dataset`; a list of these has
+            the data of each client.  x is a tensor, or a tuple or dict of tensors.
         out: the run folder, with which the run can be resumed and reported on.
         resume: continue the run in `out`, if there is one.  It uses the W_0 that it began with,
             whatever values the model has now.
@@ -229,6 +242,8 @@ def run(
         engine: "inprocess", or "debug" to raise a client's exception where it happens.
         use: Python files that register parts, which worker processes import too.
         on_round: called with the record of every finished round.
+        objective: what clients minimise, and what models are scored by: the name of an objective or
+            one of your own; by default classification, or what a `Dataset` names.
         **settings: the settings of the config file, section by section: `method="fedp3"`,
             `prune=dict(keep=0.5)`, `run=dict(rounds=50)`, ...
 
@@ -255,11 +270,20 @@ def run(
             "engine 'flower' reads data sets by name; use `fedp3 run`, or deploy with "
             "fedp3.deploy.grid_run"
         )
-    dataset = _dataset(data)
+    own = _objective(objective, settings)
+    labelled = True if own is None else own.labelled
+    dataset, parts = _pooled(data, labelled=labelled)
     settings = {**settings, **{s: {**settings.get(s, {}), "name": OWN} for s in ("data", "model")}}
+    if own is not None:
+        name = objective if isinstance(objective, str) else OWN
+        settings["local"] = {**settings.get("local", {}), "objective": name}
+    if parts is not None:
+        one_each = {"kind": OWN, "clients": len(parts)}
+        settings["partition"] = {**settings.get("partition", {}), **one_each}
     settings = _with_fitting_defaults(settings, model, dataset, layers)
     config = configs.parse(settings, where="fedp3.run")
-    experiment = assemble_from(config, model, dataset, layers)
+    shards = None if parts is None else split_parts([part.numpy() for part in parts], config)
+    experiment = assemble_from(config, model, dataset, layers, shards, objective=own)
     make = partial(_engine, workers=workers, engine=engine, plugins=plugins)
     return _train(
         experiment, out, make, resume=resume, own_model=True, plugins=plugins, on_round=on_round
@@ -444,7 +468,10 @@ def _with_fitting_defaults(
     if "file" not in split:
         enough = max(1, min(standard.partition.clients, len(data.y) // SAMPLES_PER_CLIENT))
         split.setdefault("clients", enough)
-        split.setdefault("classes", min(standard.partition.classes, data.classes))
+        if data.labelled:
+            split.setdefault("classes", min(standard.partition.classes, data.classes))
+        else:
+            split.setdefault("kind", "iid")
     clients = split.get("clients", standard.partition.clients)
     if not isinstance(clients, int) or clients < 1:
         return filled
@@ -461,7 +488,36 @@ def _with_fitting_defaults(
     return filled
 
 
-def _dataset(data: Data) -> Dataset:
+def _objective(objective: object, settings: Mapping[str, Any]) -> Objective | None:
+    """The objective that was passed to `run`, or named in its settings; None if none was."""
+    local = settings.get("local", {})
+    named = local.get("objective", AUTO_OBJECTIVE) if isinstance(local, Mapping) else AUTO_OBJECTIVE
+    if objective != AUTO_OBJECTIVE and named != AUTO_OBJECTIVE:
+        raise InputError("objective= and local={'objective': ...} both name one; pass one of them")
+    chosen = named if objective == AUTO_OBJECTIVE else objective
+    if isinstance(chosen, Objective):
+        return chosen
+    if not isinstance(chosen, str):
+        raise InputError(f"the objective is a {type(chosen).__name__}, want a name or an Objective")
+    return None if chosen == AUTO_OBJECTIVE else OBJECTIVES.pick(chosen)
+
+
+def _pooled(data: Data, *, labelled: bool) -> tuple[Dataset, list[Tensor] | None]:
+    """All samples, and those of each client if the data are a list of data sets."""
+    if not isinstance(data, list) or not data or not all(map(_is_dataset, data)):
+        return _dataset(data, labelled=labelled), None
+    pool, parts = datasets.pool([_dataset(one, labelled=labelled) for one in data])
+    return pool, parts
+
+
+def _is_dataset(part: object) -> bool:
+    """Whether this is the data of one client: a pair of tensors, or a data set."""
+    if isinstance(part, tuple):
+        return len(part) == 2 and isinstance(part[1], Tensor | np.ndarray)
+    return isinstance(part, Dataset | TorchDataset)
+
+
+def _dataset(data: Data, *, labelled: bool) -> Dataset:
     if isinstance(data, Dataset):
         return data
     if isinstance(data, DataLoader):
@@ -472,15 +528,16 @@ def _dataset(data: Data) -> Dataset:
             "each client with partition={'file': ...} (docs/reference/config.md)"
         )
     if not isinstance(data, tuple | list):
-        return datasets.from_torch(data)
+        return datasets.from_torch(data, labelled=labelled)
     if len(data) != 2:
         raise InputError(f"the data are {len(data)} values, want a pair (x, y)")
-    if any(isinstance(part, tuple | list) and _holds_arrays(part) for part in data):
+    x, y = data
+    if isinstance(y, tuple | list) and _holds_arrays(y):
         raise InputError(
             "the data are pairs of pairs; every client's samples are split into training and test "
             "samples by fedp3, so pass one pair (x, y) of all samples"
         )
-    return datasets.from_tensors(data[0], _numbers(data[1]))
+    return datasets.from_tensors(x, _numbers(y), labelled=labelled)
 
 
 def _holds_arrays(part: Sequence[Any]) -> bool:

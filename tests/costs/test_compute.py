@@ -267,7 +267,7 @@ def test_measuring_leaves_the_net_and_the_generator_alone() -> None:
         {n: w.clone() for n, w in net.state_dict().items()},
     )
     compute, layers = measure(net, (4,)), layer_map(net)
-    peak_bytes(compute, trains(layers, ["b"]), layers, PruneSettings(), 6, momentum=True)
+    peak_bytes(compute, trains(layers, ["b"]), layers, PruneSettings(), 6, slots=1)
     assert compute.device == "cpu" and torch.equal(torch.random.get_rng_state(), before)
     assert net.training and all(w.requires_grad for w in net.parameters())
     assert all(torch.equal(w, values[n]) for n, w in net.state_dict().items())
@@ -391,7 +391,7 @@ def test_memory_is_what_a_real_step_allocates(
     plan = trains(layers, order[int(frozen * len(order)) :])
     stored = 4 * sum(math.prod(s) for s in layers.shapes.values())
     real = stored + allocated(net, shape, 16, prepare(net, plan, layers))
-    estimate = peak_bytes(measure(net, shape), plan, layers, PruneSettings(), 16, momentum=False)
+    estimate = peak_bytes(measure(net, shape), plan, layers, PruneSettings(), 16, slots=0)
     tolerance = 0.05 if platform.machine() == "x86_64" else 0.2
     assert estimate == pytest.approx(real, rel=tolerance)
 
@@ -405,7 +405,7 @@ def test_momentum_needs_room_for_the_new_velocity_of_one_tensor(trained: list[st
         math.prod(layers.shapes[n]) for l in trained or layers.layers for n in layers.layers[l]
     ]
     held = sum(math.prod(s) for s in layers.shapes.values()) + 2 * sum(learned)
-    peak = peak_bytes(compute, plan, layers, PruneSettings(), 1, momentum=True)
+    peak = peak_bytes(compute, plan, layers, PruneSettings(), 1, slots=1)
     assert peak >= 4 * (held + 2 * max(learned))
     if trained is None:
         assert peak == 4 * (held + 2 * max(learned))

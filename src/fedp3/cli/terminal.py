@@ -14,6 +14,8 @@ from rich.markup import escape
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fedp3.core.scores import score_of
+
 if TYPE_CHECKING:
     from fedp3.runs.session import OnRound
     from fedp3.server.context import RoundRecord
@@ -68,7 +70,7 @@ class _Tally:
 
     def __init__(self) -> None:
         self.ok = self.late = self.rejected = self.up = self.down = 0
-        self.G: float | None = None
+        self.G = score_of({}).text(None)
         self.epsilon: float | None = None
         self.client_epsilon: float | None = None
         self.virtual_seconds: float | None = None
@@ -80,7 +82,7 @@ class _Tally:
         self.rejected += len(event["rejected"])
         self.up += event["bytes_up"]
         self.down += event["bytes_down"]
-        self.G = event["G"]["mean"] if event["G"] else self.G
+        self.G = score_of(event["G"]).text(event["G"]["mean"]) if event["G"] else self.G
         self.epsilon = event["epsilon"]
         self.client_epsilon = event["client_epsilon"]
         if event.get("clock"):
@@ -93,7 +95,7 @@ class _Tally:
             spent += f"  client-level epsilon {self.client_epsilon:.2f}"
         virtual = "" if self.virtual_seconds is None else f"  virtual {self.virtual_seconds:,.0f} s"
         return (
-            f"G {share(self.G)}  ok {self.ok} late {self.late} rejected {self.rejected}  "
+            f"G {self.G}  ok {self.ok} late {self.late} rejected {self.rejected}  "
             f"MB up {self.up / 1e6:.1f} down {self.down / 1e6:.1f}{spent}{virtual}"
         )
 
@@ -157,8 +159,11 @@ def _bar(name: str, total: int, done: int, tally: _Tally) -> Iterator["OnRound"]
         yield on_round
 
 
+SCORED = ("global", "dispatched", "personal", "worst_client")
+
+
 def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None = None) -> None:
-    """Print the closing table: accuracies, traffic and time.
+    """Print the closing table: scores, traffic and time.
 
     Args:
         rows: the results of runs.
@@ -172,10 +177,7 @@ def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None
     cells = [
         (
             str(row.get("name") or row["method"]),
-            share(row["accuracy_global"]),
-            share(row["accuracy_dispatched"]),
-            share(row["accuracy_personal"]),
-            share(row["accuracy_worst_client"]),
+            *(score_of(row).text(row[f"score_{kind}"]) for kind in SCORED),
             _relative(row["mb_up"], dense["mb_up"] if dense else None),
             _relative(row["mb_down"], dense["mb_down"] if dense else None),
             str(row["rejected"]),

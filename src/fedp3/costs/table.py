@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedp3.client.context import ClientContext
+from fedp3.client.optimizers import slots_of
 from fedp3.core.memo import once_per_plan
 from fedp3.core.types import ClientPlan, Layer, LayerMap, Params
 from fedp3.costs import device_time
@@ -81,7 +82,7 @@ def _client_cost(
         examples=0,
         parameters=retained_parameters(plan, layers, pruning),
         mflops_per_example=flops(profile, plan, layers, pruning) / 1e6,
-        peak_mb=peak_bytes(profile, plan, layers, pruning, rows, context.local.momentum > 0) / 1e6,
+        peak_mb=peak_bytes(profile, plan, layers, pruning, rows, slots_of(context.local)) / 1e6,
         mb_down=(sum(t.down for t in traffic.values()) + exchanged) / 1e6,
         mb_up=(sum(t.up for t in traffic.values()) + exchanged) / 1e6,
         layer_bytes={l: (t.down, t.up) for l, t in traffic.items()},

@@ -16,6 +16,7 @@ import numpy as np
 
 from fedp3.client.batching import step_count
 from fedp3.client.context import ClientContext
+from fedp3.client.optimizers import slots_of
 from fedp3.core.types import ClientPlan, Layer, LayerMap, LayerPlan, Params
 from fedp3.costs.compute import ComputeProfile, peak_bytes
 from fedp3.costs.device_time import round_gflop
@@ -115,9 +116,9 @@ class Menu:
         return self._peaks[key]
 
     def _bytes(self, plan: ClientPlan) -> int:
-        context, momentum = self.context, self.context.local.momentum > 0
+        context, slots = self.context, slots_of(self.context.local)
         layers, pruning = context.layers, context.pruning
-        return peak_bytes(self.profile, plan, layers, pruning, self.rows, momentum)
+        return peak_bytes(self.profile, plan, layers, pruning, self.rows, slots)
 
 
 def make_menu(

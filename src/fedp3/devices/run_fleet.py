@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fedp3.client.context import ClientContext
+from fedp3.client.optimizers import slots_of
 from fedp3.core.errors import PlanError
 from fedp3.core.memo import once_per_plan
 from fedp3.core.types import ClientPlan, Params
@@ -284,6 +285,6 @@ def peak_counter(inputs: FleetInputs) -> Callable[[ClientPlan], int]:
 
     def peak_of(plan: ClientPlan) -> int:
         layers, pruning = context.layers, context.pruning
-        return peak_bytes(inputs.profile, plan, layers, pruning, rows(plan), local.momentum > 0)
+        return peak_bytes(inputs.profile, plan, layers, pruning, rows(plan), slots_of(local))
 
     return once_per_plan(peak_of, rows)

@@ -199,7 +199,9 @@ def _train_from(
     with watch(experiment, events) as on_round:
         engine = make_engine(experiment, states)
         try:
-            on_round = _with_divergence(on_round, experiment.client.data.classes, warn)
+            data = experiment.client.data
+            if data.classes:  # otherwise nobody knows the loss of guessing
+                on_round = _with_divergence(on_round, data.classes, warn)
             return run_rounds(experiment, engine, folder, on_round, start)
         finally:
             engine.close()
@@ -394,7 +396,9 @@ def run_rounds(
         writing = round_writer(folder, digest, at_once=at_once)
     with writing as write:
         try:
-            for new, last in run(server, state, engine.execute, ledger, releases):
+            stopped = stops_early(experiment, events)
+            rounds = () if stopped else run(server, state, engine.execute, ledger, releases)
+            for new, last in rounds:
                 due = new.t % every == 0 or new.t == server.run.rounds
                 write(last, _checkpoint(new, engine) if due else None)
                 state = new  # not before: a checkpoint needs the event before it
@@ -402,6 +406,9 @@ def run_rounds(
                 events.append(as_event(last))
                 if on_round is not None:
                     on_round(last)
+                stopped = stops_early(experiment, events)
+                if stopped:
+                    break
             final = finish(server, state, engine.execute, ledger, last)
         finally:
             if saved is not state:
@@ -409,12 +416,26 @@ def run_rounds(
     trained = sum(e["seconds"] for e in events if e["t"] >= (start.t if start else 0))
     extra = max(0.0, time.perf_counter() - began - trained)
     result = result_of(experiment, state, final, events, folder, extra)
+    result["stopped_early"] = stopped
     result |= spent_of(ledger) | client_spent_of(experiment, releases)
     if over_runs is not None:
         result["epsilon_over_runs"] = over_runs.epsilon_max(experiment.config.privacy.delta)
     if folder is not None:
         write_json(folder / "result.json", result)
     return Outcome(state, result)
+
+
+def stops_early(experiment: Experiment, events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether G has not improved for `run.patience` evaluations.
+
+    It is a function of the recorded rounds, so that a resumed run stops where it would have.
+    """
+    patience, kind = experiment.server.run.patience, experiment.server.spec.objective.score
+    scores = [e["G"]["mean"] for e in events if e["G"]]
+    if not patience or len(scores) <= patience:
+        return False
+    before, recent = scores[:-patience], scores[-patience:]
+    return not kind.better(kind.best(recent), kind.best(before))
 
 
 def _ledgers(

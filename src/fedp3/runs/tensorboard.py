@@ -25,7 +25,7 @@ def writer(folder: Path) -> Callable[[RoundRecord], None]:
 
     def write(record: RoundRecord) -> None:
         kinds = {"G": record.G, "D": record.D, "P": record.P}
-        scores = {kind: a for kind, a in kinds.items() if a is not None}
+        scores = {kind: s for kind, s in kinds.items() if s is not None}
         scalars = {
             "train/loss": record.loss,
             "bytes/up": record.bytes_up,
@@ -34,8 +34,8 @@ def writer(folder: Path) -> Callable[[RoundRecord], None]:
             "clients/late": len(record.late),
             "clients/rejected": len(record.rejected),
             "time/seconds": record.seconds,
-            **{f"accuracy/{kind}": a.mean for kind, a in scores.items()},
-            **{f"accuracy/{kind} worst client": a.worst for kind, a in scores.items()},
+            **{f"{s.score.name}/{kind}": s.mean for kind, s in scores.items()},
+            **{f"{s.score.name}/{kind} worst client": s.worst for kind, s in scores.items()},
         }
         for name, value in scalars.items():
             if value is not None:

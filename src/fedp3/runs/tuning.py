@@ -21,6 +21,7 @@ from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.runs.session import OnRound
 from fedp3.server.context import RoundRecord
+from fedp3.server.gate import METRIC_MOST
 from fedp3.server.rounds import run
 
 TRAINED = 0.8  # share of the training samples that is trained on
@@ -58,7 +59,10 @@ def validate(
     on_round: OnRound,
     plugins: Sequence[Plugin] = (),
 ) -> float:
-    """The mean of a run's last G on the validation samples; 0 if its training diverged.
+    """The mean of a run's last G on the validation samples, in which more is better.
+
+    Of a score in which less is better, it is the negative.  Training that diverged is worse than
+    any other.
 
     Args:
         config: the run.
@@ -87,10 +91,11 @@ def validate(
             raise
     finally:
         engine.close()
+    kind = experiment.server.spec.objective.score
     if _diverged(last):
-        return 0.0
+        return -METRIC_MOST if kind.lower_is_better else 0.0
     counted = min(SCORED, math.ceil(len(scores) / 2))
-    return fmean(scores[-counted:])
+    return kind.utility(fmean(scores[-counted:]))
 
 
 def _diverged(last: RoundRecord | None) -> bool:

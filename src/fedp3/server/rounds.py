@@ -34,7 +34,7 @@ from fedp3.server.buffered import (
 )
 from fedp3.server.client_level import private_step
 from fedp3.server.context import FinalEvaluation, RoundRecord, ServerContext, ServerState
-from fedp3.server.evaluation import Accuracy, accuracy
+from fedp3.server.evaluation import Scores, scores
 from fedp3.server.gate import GateResult, admit, all_finite
 from fedp3.server.virtual_time import timed_round
 
@@ -113,7 +113,8 @@ def run_round(
     record = replace(record, clock=happened.clock)
     if evaluate:
         G, D = _global_and_dispatched(context, new, execute, plans_for(context, new.t))
-        record = replace(record, G=G, D=D, P=accuracy(u.update for u in result.accepted))
+        P = scores((u.update for u in result.accepted), context.spec.objective)
+        record = replace(record, G=G, D=D, P=P)
     if ledger is not None:
         record = replace(record, epsilon=ledger.epsilon_max())
     if releases is not None:
@@ -254,8 +255,8 @@ def finish(
     """
     everyone = plans_for(context, state.t)
     if last is not None and last.t + 1 == state.t and last.G is not None and last.D is not None:
-        G: Accuracy | None = last.G
-        D: Accuracy | None = last.D
+        G: Scores | None = last.G
+        D: Scores | None = last.D
     else:
         G, D = _global_and_dispatched(context, state, execute, everyone)
     if not context.run.final_p:
@@ -264,17 +265,18 @@ def finish(
     if ledger is not None:
         ledger.charge(clients, state.t, released="probe")
     probes = _dispatched(context, state, [everyone[i] for i in clients], probe=True)
-    return FinalEvaluation(G, D, P=accuracy(execute(probes)))
+    return FinalEvaluation(G, D, P=scores(execute(probes), context.spec.objective))
 
 
 def _global_and_dispatched(
     context: ServerContext, state: ServerState, execute: Execute, everyone: Sequence[ClientPlan]
-) -> tuple[Accuracy | None, Accuracy | None]:
+) -> tuple[Scores | None, Scores | None]:
     """G and D; if every layer is sent dense, a device has the server's model, and D is G."""
-    G = accuracy(execute(global_tasks(state.W, everyone, state.t, state.seen)))
+    objective = context.spec.objective
+    G = scores(execute(global_tasks(state.W, everyone, state.t, state.seen)), objective)
     if all(p.send == "dense" for plan in everyone for p in plan.layers.values()):
         return G, G
-    return G, accuracy(execute(_dispatched(context, state, everyone, probe=False)))
+    return G, scores(execute(_dispatched(context, state, everyone, probe=False)), objective)
 
 
 def _evaluates(context: ServerContext, t: int) -> bool:
