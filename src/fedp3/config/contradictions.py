@@ -7,7 +7,6 @@ from dataclasses import replace
 from fedp3 import methods
 from fedp3.config.schema import Config
 from fedp3.config.toml import toml_value
-from fedp3.core.settings import OWN
 from fedp3.data.catalogue import TEXT
 from fedp3.data.partition import ROLES
 from fedp3.devices.round_ends import ROUND_ENDS
@@ -121,8 +120,13 @@ def _wrong_data(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
     """Settings of texts for another data set, and a text without a file."""
     if c.data.name == TEXT:
         return [] if c.data.path else ["[data] path: name = 'text' needs a file; set path"]
+    usual = type(c.data)()
     unused = sorted(key for section, key in given if section == "data" and key != "name")
-    return [f"[data] {key}: only read with name = 'text'" for key in unused if c.data.name != OWN]
+    return [
+        f"[data] {key}: only read with name = 'text'"
+        for key in unused
+        if getattr(c.data, key) != getattr(usual, key)
+    ]
 
 
 def _wrong_steps(c: Config) -> list[str]:

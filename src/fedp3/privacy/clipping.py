@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from fedp3.client.objectives import RecordLoss, cross_entropies
 from fedp3.core.types import Params
@@ -116,7 +117,9 @@ def func_pieces(
     per_example = torch.func.vmap(
         torch.func.grad(loss_of_one), in_dims=(None, 0, 0), randomness="different"
     )
-    gradients = per_example({n: w.detach() for n, w in W.items()}, x, y)
+    # Of attention, only the plain computation can be mapped over records at once.
+    with sdpa_kernel(SDPBackend.MATH):
+        gradients = per_example({n: w.detach() for n, w in W.items()}, x, y)
     pieces = {}
     for n, g in gradients.items():
         # Where no record has a gradient, all records share one row, which cannot be written to.
