@@ -33,6 +33,14 @@ class Score:
         """A number that is larger for a better value: the value, or its negative."""
         return -value if self.lower_is_better else value
 
+    def reaches(self, value: float, target: float) -> bool:
+        """Whether a value is the target, or better."""
+        return value == target or self.better(value, target)
+
+    def near(self, best: float, share: float) -> float:
+        """The value that has reached this share of the best one: 98 % of it, or 1/98 % above it."""
+        return best / share if self.lower_is_better else share * best
+
     def best(self, values: Iterable[float]) -> float:
         """The best of these values."""
         return min(values) if self.lower_is_better else max(values)

@@ -7,6 +7,7 @@ without one.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from fedp3.core.scores import ACCURACY, Score
 from fedp3.report.runs import Curve, Json, Run, Seed, final, mean
 
 DEFAULT_SHARE = 0.98  # of the best final G, if nobody sets a target
@@ -36,9 +37,11 @@ def choose_target(runs: Sequence[Run], wanted: float | None = None, last: int = 
     known = {name: G for name, G in finals.items() if G is not None}
     if not known:
         return None
-    best = max(known, key=known.__getitem__)  # the first of equal ones
+    kind = runs[0].seeds[0].score
+    best = max(known, key=lambda name: kind.utility(known[name]))  # the first of equal ones
     origin = f"{100 * DEFAULT_SHARE:.0f} % of the final G"
-    return Target(DEFAULT_SHARE * known[best], f"{origin} of {best}" if len(runs) > 1 else origin)
+    G = kind.near(known[best], DEFAULT_SHARE)
+    return Target(G, f"{origin} of {best}" if len(runs) > 1 else origin)
 
 
 def has_clock(run: Run) -> bool:
@@ -97,16 +100,16 @@ def score_by_energy(kind: str, unit: float = 1.0) -> Callable[[Seed], Curve]:
     return curve
 
 
-def first_at(curve: Curve, target: float) -> float | None:
-    """The x of the first point at or above the target; None if there is none."""
-    return next((x for _, x, y in curve if y >= target), None)
+def first_at(curve: Curve, target: float, kind: Score = ACCURACY) -> float | None:
+    """The x of the first point at the target or better; None if there is none."""
+    return next((x for _, x, y in curve if kind.reaches(y, target)), None)
 
 
 def seconds_to(seed: Seed, target: float) -> float | None:
     """Virtual time until the first evaluated round with this G."""
-    return first_at(score_by_time("G")(seed), target)
+    return first_at(score_by_time("G")(seed), target, seed.score)
 
 
 def joules_to(seed: Seed, target: float) -> float | None:
     """Energy until the first evaluated round with this G."""
-    return first_at(score_by_energy("G")(seed), target)
+    return first_at(score_by_energy("G")(seed), target, seed.score)
