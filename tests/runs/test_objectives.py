@@ -193,6 +193,8 @@ def test_an_objective_is_named_once_and_known() -> None:
         fedp3.run(mlp(), (X, Y), objective="regression", local={"objective": "regression"})
     with pytest.raises(InputError, match="did you mean 'regression'"):
         fedp3.run(mlp(), (X, Y), objective="regresion")
+    with pytest.raises(InputError, match="say what clients minimise"):
+        fedp3.run(mlp(), fedp3.from_tensors(X, Y, labelled=False))
     with pytest.raises(InputError, match="want a name or an Objective"):
         fedp3.run(mlp(), (X, Y), objective=3)  # type: ignore[arg-type]
 

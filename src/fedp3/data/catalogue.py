@@ -72,7 +72,9 @@ class DataSettings:
         "text: the text file of path",
     )
     path: str = Field(
-        default="", description="with name = 'text': a text file; its characters are the tokens"
+        default="",
+        description="with name = 'text': a text file, below the data folder if one is named; its "
+        "characters are the tokens",
     )
     length: int = Field(
         default=64, ge=1, description="with name = 'text': characters that a network reads at once"
@@ -106,7 +108,7 @@ def load_as(settings: DataSettings, data_dir: Path | None, pad_to: int | None = 
 
     Args:
         settings: its name, and how a text is read.
-        data_dir: the data folder to search first; a relative path of a text may be below it.
+        data_dir: the data folder to search first; a relative path of a text is below it.
         pad_to: the side length to which raw images are padded with zeros.
     """
     if settings.name != TEXT:
@@ -114,10 +116,8 @@ def load_as(settings: DataSettings, data_dir: Path | None, pad_to: int | None = 
     if not settings.path:
         raise DataError("[data] name: 'text' needs a file; set [data] path")
     path = Path(settings.path).expanduser()
-    below = None if data_dir is None else data_dir / path
-    if not path.exists() and below is not None and below.exists():
-        path = below
-    return read_text(path, settings.length, settings.stride)
+    # An absolute path stays as it is.
+    return read_text((data_dir or Path()) / path, settings.length, settings.stride)
 
 
 def _load_published(name: str, data_dir: Path | None) -> Dataset:

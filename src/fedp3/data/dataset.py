@@ -40,7 +40,7 @@ class Dataset:
         raw: the samples before padding, where `x` was padded: what identifies a record.
         ids: a stable identifier of each sample, if its values alone do not identify it.
         labelled: whether every sample has one class label, by which it can be partitioned.
-        objective: the name of the objective that fits the targets.
+        objective: the name of the objective that fits the targets; empty if only its user knows.
         roles: the number of the speaker, author or device of each sample (N,), if that is known.
         overlapping: whether samples share parts of one text, as windows over it do.
     """

@@ -57,6 +57,7 @@ def from_tensors(
         classes=classes,
         ids=None if ids is None else tuple(map(str, ids)),
         labelled=labelled,
+        objective="classification" if labelled else "",
     )
 
 

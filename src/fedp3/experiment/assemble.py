@@ -223,11 +223,16 @@ def objective_of(config: Config, data: Dataset) -> Objective:
             "this config is of a run by fedp3.run with an objective that is not registered: call "
             "fedp3.run again in your program, with the same out=FOLDER and resume=True to continue"
         )
+    if name == AUTO_OBJECTIVE and not data.objective:
+        raise InputError(
+            f"data set {data.name!r} has targets other than labels: say what clients minimise, "
+            "with objective=... in fedp3.run or [local] objective"
+        )
     objective = OBJECTIVES.pick(data.objective if name == AUTO_OBJECTIVE else name)
     if objective.labelled and not data.labelled:
         raise InputError(
             f"[local] objective: {name!r} needs one label per sample, and data set {data.name!r} "
-            f"has other targets; it is made for {data.objective!r}"
+            "has other targets"
         )
     return objective
 
