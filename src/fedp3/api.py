@@ -15,11 +15,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from torch.utils.data import Dataset as TorchDataset
 
 from fedp3 import config as configs
 from fedp3 import data as datasets
@@ -35,6 +32,7 @@ from fedp3.core.types import ClientPlan, Layer, Params
 from fedp3.costs.table import ClientCost
 from fedp3.data import DATASETS, Dataset
 from fedp3.data.partition import PARTITIONS
+from fedp3.data.user_data import Data
 from fedp3.engines.catalogue import check_engine, make_engine
 from fedp3.experiment.assemble import Experiment, assemble, assemble_from, split_parts
 from fedp3.messages.compression import COMPRESSORS
@@ -53,8 +51,6 @@ from fedp3.server.aggregators import AGGREGATORS
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# all samples together, or a list with the data of each client
-Data = Dataset | TorchDataset[Any] | tuple[Any, Any] | list[Any]
 LOG = logging.getLogger("fedp3")
 SAMPLES_PER_CLIENT = 10  # at least, where the number of clients is left out
 KINDS = {"G": "global", "D": "dispatched", "P": "personal"}
@@ -270,20 +266,13 @@ def run(
             "engine 'flower' reads data sets by name; use `fedp3 run`, or deploy with "
             "fedp3.deploy.grid_run"
         )
-    own = _objective(objective, settings)
-    labelled = True if own is None else own.labelled
-    dataset, parts = _pooled(data, labelled=labelled)
-    settings = {**settings, **{s: {**settings.get(s, {}), "name": OWN} for s in ("data", "model")}}
-    if own is not None:
-        name = objective if isinstance(objective, str) else OWN
-        settings["local"] = {**settings.get("local", {}), "objective": name}
-    if parts is not None:
-        one_each = {"kind": OWN, "clients": len(parts)}
-        settings["partition"] = {**settings.get("partition", {}), **one_each}
+    chosen = _objective(objective, settings)
+    dataset, parts = datasets.gather(data, labelled=chosen is None or chosen.labelled)
+    settings = _with_own(settings, objective, parts)
     settings = _with_fitting_defaults(settings, model, dataset, layers)
     config = configs.parse(settings, where="fedp3.run")
     shards = None if parts is None else split_parts([part.numpy() for part in parts], config)
-    experiment = assemble_from(config, model, dataset, layers, shards, objective=own)
+    experiment = assemble_from(config, model, dataset, layers, shards, objective=chosen)
     make = partial(_engine, workers=workers, engine=engine, plugins=plugins)
     return _train(
         experiment, out, make, resume=resume, own_model=True, plugins=plugins, on_round=on_round
@@ -448,6 +437,18 @@ def _check_arguments(model: object, on_round: object, settings: Mapping[str, Any
             )
 
 
+def _with_own(
+    settings: Mapping[str, Any], objective: str | Objective, parts: Sequence[Tensor] | None
+) -> dict[str, Any]:
+    """The settings, in which what was passed to `run` is named as such."""
+    own: dict[str, dict[str, Any]] = {"data": {"name": OWN}, "model": {"name": OWN}}
+    if objective != AUTO_OBJECTIVE:
+        own["local"] = {"objective": objective if isinstance(objective, str) else OWN}
+    if parts is not None:
+        own["partition"] = {"kind": OWN, "clients": len(parts)}
+    return {**settings, **{s: {**settings.get(s, {}), **keys} for s, keys in own.items()}}
+
+
 def _with_fitting_defaults(
     settings: Mapping[str, Any],
     model: nn.Module,
@@ -495,62 +496,8 @@ def _objective(objective: object, settings: Mapping[str, Any]) -> Objective | No
     if objective != AUTO_OBJECTIVE and named != AUTO_OBJECTIVE:
         raise InputError("objective= and local={'objective': ...} both name one; pass one of them")
     chosen = named if objective == AUTO_OBJECTIVE else objective
-    if isinstance(chosen, Objective):
+    if isinstance(chosen, Objective) and chosen is objective:
         return chosen
     if not isinstance(chosen, str):
         raise InputError(f"the objective is a {type(chosen).__name__}, want a name or an Objective")
     return None if chosen == AUTO_OBJECTIVE else OBJECTIVES.pick(chosen)
-
-
-def _pooled(data: Data, *, labelled: bool) -> tuple[Dataset, list[Tensor] | None]:
-    """All samples, and those of each client if the data are a list of data sets."""
-    if not isinstance(data, list) or not data or not all(map(_is_dataset, data)):
-        return _dataset(data, labelled=labelled), None
-    pool, parts = datasets.pool([_dataset(one, labelled=labelled) for one in data])
-    return pool, parts
-
-
-def _is_dataset(part: object) -> bool:
-    """Whether this is the data of one client: a pair of tensors, or a data set."""
-    if isinstance(part, tuple):
-        return len(part) == 2 and isinstance(part[1], Tensor | np.ndarray)
-    return isinstance(part, Dataset | TorchDataset)
-
-
-def _dataset(data: Data, *, labelled: bool) -> Dataset:
-    if isinstance(data, Dataset):
-        return data
-    if isinstance(data, DataLoader):
-        raise InputError("the data are a DataLoader, which draws batches; pass loader.dataset")
-    if isinstance(data, Mapping):
-        raise InputError(
-            "the data are a dict; pass all samples together as (x, y), and name the samples of "
-            "each client with partition={'file': ...} (docs/reference/config.md)"
-        )
-    if not isinstance(data, tuple | list):
-        return datasets.from_torch(data, labelled=labelled)
-    if len(data) != 2:
-        raise InputError(f"the data are {len(data)} values, want a pair (x, y)")
-    x, y = data
-    if isinstance(y, tuple | list) and _holds_arrays(y):
-        raise InputError(
-            "the data are pairs of pairs; every client's samples are split into training and test "
-            "samples by fedp3, so pass one pair (x, y) of all samples"
-        )
-    return datasets.from_tensors(x, _numbers(y), labelled=labelled)
-
-
-def _holds_arrays(part: Sequence[Any]) -> bool:
-    return any(isinstance(value, Tensor | np.ndarray) and value.ndim > 0 for value in part)
-
-
-def _numbers(labels: Any) -> Any:
-    """Labels as they are; texts are refused with how to number them."""
-    kind = labels.dtype.kind if isinstance(labels, np.ndarray) else ""
-    texts = isinstance(labels, Sequence) and any(isinstance(label, str) for label in labels)
-    if texts or kind in ("U", "S", "O"):
-        raise InputError(
-            "the labels are texts, want integers from 0: "
-            "names, y = numpy.unique(labels, return_inverse=True)"
-        )
-    return labels

@@ -185,9 +185,7 @@ def test_the_log_of_refusals_is_bounded(tmp_path: Path) -> None:
     ("path", "refused"),
     [("play.txt", False), ("a/b.txt", False), ("/etc/passwd", True), ("../x", True), ("~/x", True)],
 )
-def test_a_server_cannot_choose_which_file_of_a_node_is_trained_on(
-    path: str, refused: bool
-) -> None:
+def test_a_server_cannot_choose_which_file_of_a_node_trains(path: str, refused: bool) -> None:
     config = fedp3.make_config("data.name=text", f"data.path={path}")
     texts = [text for _, text in refused_configs(Policy(), config)]
     assert any("leaves this node's data folder" in text for text in texts) is refused

@@ -191,6 +191,9 @@ def test_the_folder_names_the_score_and_its_direction(tmp_path: Path) -> None:
 def test_an_objective_is_named_once_and_known() -> None:
     with pytest.raises(InputError, match="both name one"):
         fedp3.run(mlp(), (X, Y), objective="regression", local={"objective": "regression"})
+    named = fedp3.run(mlp(), (X, Y), local={"objective": "regression"}, **QUICK)
+    passed = fedp3.run(mlp(), (X, Y), objective="regression", **QUICK)
+    assert named.experiment.config == passed.experiment.config
     with pytest.raises(InputError, match="did you mean 'regression'"):
         fedp3.run(mlp(), (X, Y), objective="regresion")
     with pytest.raises(InputError, match="say what clients minimise"):

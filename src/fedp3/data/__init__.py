@@ -23,7 +23,7 @@ from fedp3.data.dataset import Dataset, batch, first_record
 from fedp3.data.download import get
 from fedp3.data.inputs import Batch
 from fedp3.data.sources import SOURCES
-from fedp3.data.user_data import from_tensors, from_torch, pool
+from fedp3.data.user_data import from_tensors, from_torch, gather
 
 __all__ = [
     "DATASETS",
@@ -37,9 +37,9 @@ __all__ = [
     "first_record",
     "from_tensors",
     "from_torch",
+    "gather",
     "get",
     "inventory",
     "load",
     "load_as",
-    "pool",
 ]

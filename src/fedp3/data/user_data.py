@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 from torch.utils import data as torch_data
 
-from fedp3.core.errors import DataError
+from fedp3.core.errors import DataError, InputError
 from fedp3.data.dataset import Dataset
 from fedp3.data.inputs import Inputs, combine, map_tensors, tensors_of
 
 Values = Tensor | npt.NDArray[Any]
+# all samples together, or a list with the data of each client
+Data = Dataset | torch_data.Dataset[Any] | tuple[Any, Any] | list[Any]
 TARGETS = ("labels", "label")  # the keys of targets in a row of Hugging Face's `datasets`
 
 
@@ -241,3 +243,64 @@ def pool(datasets: Sequence[Dataset]) -> tuple[Dataset, list[Tensor]]:
     everything = replace(first, x=x, y=y, classes=classes, raw=None, ids=None, roles=None)
     parts = torch.split(torch.arange(len(y)), [len(d.y) for d in datasets])
     return everything, list(parts)
+
+
+# --------------------------------------------------------------------------- anything
+
+
+def gather(data: Data, *, labelled: bool = True) -> tuple[Dataset, list[Tensor] | None]:
+    """Return all samples, and which of them are each client's if the data are a list.
+
+    Args:
+        data: tensors (x, y), a map-style data set, a `Dataset`, or a list of these.
+        labelled: whether every sample has one class label.
+    """
+    if not isinstance(data, list) or not data or not all(map(_is_dataset, data)):
+        return _dataset(data, labelled=labelled), None
+    return pool([_dataset(one, labelled=labelled) for one in data])
+
+
+def _is_dataset(part: object) -> bool:
+    """Whether this is the data of one client: a pair of tensors, or a data set."""
+    if isinstance(part, tuple):
+        return len(part) == 2 and isinstance(part[1], Tensor | np.ndarray)
+    return isinstance(part, Dataset | torch_data.Dataset)
+
+
+def _dataset(data: Data, *, labelled: bool) -> Dataset:
+    if isinstance(data, Dataset):
+        return data
+    if isinstance(data, torch_data.DataLoader):
+        raise InputError("the data are a DataLoader, which draws batches; pass loader.dataset")
+    if isinstance(data, Mapping):
+        raise InputError(
+            "the data are a dict; pass all samples together as (x, y), and name the samples of "
+            "each client with partition={'file': ...} (docs/reference/config.md)"
+        )
+    if not isinstance(data, tuple | list):
+        return from_torch(data, labelled=labelled)
+    if len(data) != 2:
+        raise InputError(f"the data are {len(data)} values, want a pair (x, y)")
+    x, y = data
+    if isinstance(y, tuple | list) and _holds_arrays(y):
+        raise InputError(
+            "the data are pairs of pairs; every client's samples are split into training and test "
+            "samples by fedp3, so pass one pair (x, y) of all samples"
+        )
+    return from_tensors(x, _numbers(y), labelled=labelled)
+
+
+def _holds_arrays(part: Sequence[Any]) -> bool:
+    return any(isinstance(value, Tensor | np.ndarray) and value.ndim > 0 for value in part)
+
+
+def _numbers(labels: Any) -> Any:
+    """Labels as they are; texts are refused with how to number them."""
+    kind = labels.dtype.kind if isinstance(labels, np.ndarray) else ""
+    texts = isinstance(labels, Sequence) and any(isinstance(label, str) for label in labels)
+    if texts or kind in ("U", "S", "O"):
+        raise InputError(
+            "the labels are texts, want integers from 0: "
+            "names, y = numpy.unique(labels, return_inverse=True)"
+        )
+    return labels
