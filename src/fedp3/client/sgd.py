@@ -138,7 +138,8 @@ def train(
             )
             with _masked_weights(context, tensors, step_masks):
                 loss, grads = gradient(context.net, x, y, W, active)
-            take_step(local_pass, k, W, grads, local_pass.optimizer, active, proximal)  # l. 3
+            # Alg. 2, l. 3
+            take_step(local_pass, k, W, grads, local_pass.optimizer, active, proximal)
         losses.append(loss)
         densities.append(_density(step_masks, task, context.layers))
     values = {"loss": losses, "density": densities} if source.is_plain else {"density": densities}

@@ -38,7 +38,7 @@ class Score:
         return value == target or self.better(value, target)
 
     def near(self, best: float, share: float) -> float:
-        """The value that has reached this share of the best one: 98 % of it, or 1/98 % above it."""
+        """This share of the best value; where less is better, the best value over the share."""
         return best / share if self.lower_is_better else share * best
 
     def best(self, values: Iterable[float]) -> float:

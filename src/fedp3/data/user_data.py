@@ -39,7 +39,7 @@ def from_tensors(
             they become float32.
         y: integer labels from 0; without `labelled`, targets of any shape.
         name: the name of the data set in reports.
-        classes: the number of classes; by default the largest label plus one.
+        classes: the number of classes; by default the largest label plus one, and 0 without labels.
         ids: a stable identifier of each sample.  Under LDP a device recognises its records by it,
             so pass one if your preprocessing changes; by default the values identify a sample.
         labelled: whether every sample has one class label.  Other targets are for other objectives
@@ -51,7 +51,7 @@ def from_tensors(
     )
     targets = _labels(_as_tensor(y), name) if labelled else _targets(_as_tensor(y), name)
     if classes is None:
-        classes = int(targets.max()) + 1 if _are_classes(targets) else 0
+        classes = int(targets.max()) + 1 if labelled and targets.numel() else 0
     return Dataset(
         name=name,
         x=samples,
@@ -101,10 +101,6 @@ def _targets(targets: Tensor, name: str) -> Tensor:
     targets = targets.to(torch.int64 if whole else torch.float32).contiguous()
     _refuse_infinity(targets, name, "the target of sample")
     return targets
-
-
-def _are_classes(targets: Tensor) -> bool:
-    return targets.dtype == torch.int64 and targets.numel() > 0
 
 
 def _refuse_infinity(values: Tensor, name: str, what: str) -> None:
