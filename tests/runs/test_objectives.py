@@ -248,7 +248,7 @@ def test_best_near_and_first_respect_the_direction() -> None:
     assert nats.near(0.98, 0.98) == 1.0 and ACCURACY.near(1.0, 0.98) == 0.98
     curve = [(0, 1.0, 3.0), (1, 2.0, 2.0), (2, 3.0, 1.0)]
     assert first_at(curve, 2.0, nats) == 2.0 and first_at(curve, 2.0) == 1.0
-    assert best({v: nats.utility(s) for v, s in {"a": 3.0, "b": 1.0}.items()}) == "b"
+    assert best({"a": 3.0, "b": 1.0}, nats) == "b" and best({"a": 3.0, "b": 1.0}) == "a"
 
 
 def test_tuning_prefers_fewer_nats() -> None:
@@ -267,7 +267,8 @@ def test_tuning_prefers_fewer_nats() -> None:
         )
         for lr in ("1e-6", "0.02")
     }
-    assert all(value < 0 for value in found.values()) and best(found) == "0.02"
+    scored = {lr: value for lr, (value, _) in found.items()}
+    assert best(scored, found["0.02"][1]) == "0.02" and scored["0.02"] < scored["1e-6"]
 
 
 # --------------------------------------------------------------------------- early stopping

@@ -7,7 +7,7 @@ samples and is scored on the others.  Scores are recorded as they come, and noth
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -15,6 +15,7 @@ from fedp3.config import Config
 from fedp3.config.plugins import Plugin
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import locked, read_json, write_json
+from fedp3.core.scores import ACCURACY, Score, score_of
 from fedp3.core.types import RejectionCode
 from fedp3.data.shards import Shard
 from fedp3.engines.catalogue import make_engine
@@ -58,11 +59,10 @@ def validate(
     workers: int,
     on_round: OnRound,
     plugins: Sequence[Plugin] = (),
-) -> float:
-    """The mean of a run's last G on the validation samples, in which more is better.
+) -> tuple[float, Score]:
+    """The mean of a run's last G on the validation samples, and what G is.
 
-    Of a score in which less is better, it is the negative.  Training that diverged is worse than
-    any other.
+    If training diverged, it is 0, or a huge number if less is better.
 
     Args:
         config: the run.
@@ -93,9 +93,9 @@ def validate(
         engine.close()
     kind = experiment.server.spec.objective.score
     if _diverged(last):
-        return -METRIC_MOST if kind.lower_is_better else 0.0
+        return METRIC_MOST if kind.lower_is_better else 0.0, kind
     counted = min(SCORED, math.ceil(len(scores) / 2))
-    return kind.utility(fmean(scores[-counted:]))
+    return fmean(scores[-counted:]), kind
 
 
 def _diverged(last: RoundRecord | None) -> bool:
@@ -126,6 +126,7 @@ def search(
     """
     known = read_json(path) if path.exists() else {}
     recorded = known.get(name, {})
+    kind = score_of(recorded)
     scores, digests = dict(recorded.get("validation", {})), dict(recorded.get("configs", {}))
     if any(digests.get(v, c.digest()) != c.digest() for v, c in cases.items()):
         raise InputError(
@@ -135,12 +136,13 @@ def search(
     for value, config in cases.items():
         if value not in scores:
             with watch(f"{name} {value}", config.run.rounds) as on_round:
-                scores[value] = validate(config, data_dir, workers, on_round, plugins)
+                scores[value], kind = validate(config, data_dir, workers, on_round, plugins)
             digests[value] = config.digest()
-        chosen = best({v: s for v, s in scores.items() if v in cases})
+        chosen = best({v: s for v, s in scores.items() if v in cases}, kind)
         entry = {
             "chosen": chosen,
             "rounds": config.run.rounds,
+            "score": asdict(kind),
             "validation": scores,
             "configs": digests,
         }
@@ -151,6 +153,6 @@ def search(
         yield value, scores[value]
 
 
-def best(scores: Mapping[str, float]) -> str:
-    """The value with the highest score; among equals the first."""
-    return max(scores, key=lambda v: scores[v])
+def best(scores: Mapping[str, float], kind: Score = ACCURACY) -> str:
+    """The value with the best score; among equals the first."""
+    return max(scores, key=lambda v: kind.utility(scores[v]))
