@@ -180,7 +180,7 @@ def tensors(name: str, pairs: int) -> str:
 
     ratios = []
     for plan in plans_of(case, layers):
-        predicted = peak_bytes(known, plan, layers, DENSE, case.batch, momentum=False)
+        predicted = peak_bytes(known, plan, layers, DENSE, case.batch, slots=0)
         prepare(net, plan, layers)
         ratios.append((stored + allocated(step_with_batch)) / predicted)
     return (
@@ -198,7 +198,7 @@ def processes(name: str, pairs: int) -> str:
     net = case.net()
     layers, known = map_of(case, net), measure(net, SHAPE)
     predicted = [
-        peak_bytes(known, plan, layers, DENSE, case.process_batch, momentum=False)
+        peak_bytes(known, plan, layers, DENSE, case.process_batch, slots=0)
         for plan in plans_of(case, layers)
     ]
     returned = growth(name, 1, RETURNED_AT_ONCE)
@@ -237,7 +237,7 @@ def seconds(name: str, pairs: int) -> str:
     measured = step_seconds(net, layers, plans, case.batch, repeats)
     by_flops = [case.batch * flops(known, plan, layers, DENSE) for plan in plans]
     with_bytes = [
-        time_flops(count, step_bytes(known, plan, layers, DENSE, case.batch, momentum=False).moved)
+        time_flops(count, step_bytes(known, plan, layers, DENSE, case.batch, slots=0).moved)
         for count, plan in zip(by_flops, plans, strict=True)
     ]
     parts = []

@@ -58,7 +58,7 @@ def compared(table: Table, folder: Path, pairs: int) -> str:
             0, {l: LayerPlan(train=i not in frozen) for i, l in enumerate(layers.layers)}
         )
         count = BATCH * flops(known, plan, layers, DENSE)
-        memory = step_bytes(known, plan, layers, DENSE, BATCH, momentum=False)
+        memory = step_bytes(known, plan, layers, DENSE, BATCH, slots=0)
         predicted["FLOPs"].append(count)
         predicted["FLOPs and bytes"].append(time_flops(count, memory.moved))
         predicted["memory"].append(memory.peak)

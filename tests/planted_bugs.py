@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from fedp3.client import passes, scoring
 from fedp3.client import update as updates
 from fedp3.client.batching import LocalSettings
+from fedp3.client.objectives import RecordLoss
 from fedp3.client.step_source import Gradient
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.types import Params
@@ -70,7 +71,7 @@ def private_gradient_with(
     """`private_gradient` with other noise on a step's sums, or another clip for a part of S."""
 
     def private_gradient(
-        m: Mechanism, local: LocalSettings, samples: int, seed: int, *address: int
+        m: Mechanism, local: LocalSettings, samples: int, seed: int, *address: int, loss: RecordLoss
     ) -> Gradient:
         rng = mechanism.secret_generator(m, Stream.NOISE, seed, *address)
         step = 0
@@ -84,7 +85,7 @@ def private_gradient_with(
             step += 1
             for part, begin in enumerate(range(0, len(x), local.batch)):
                 rows = slice(begin, begin + local.batch)
-                add(sums, net, x[rows], y[rows], W, masks, clip_part(m, part))
+                add(sums, net, x[rows], y[rows], W, masks, clip_part(m, part), loss)
             return math.nan, [g / (m.sample_rate * samples) for g in sums.values()]
 
         return gradient
@@ -117,26 +118,40 @@ def scaled_noise(factor: float) -> Patch:
 
 
 def _tensors_are_clipped(
-    out: Params, net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params, m: Mechanism
+    out: Params,
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    W: Params,
+    masks: Params,
+    m: Mechanism,
+    loss: RecordLoss,
 ) -> None:
     for n in W:
         of_tensor = {k: mask for k, mask in masks.items() if k == n}
-        add({n: out[n]}, net, x, y, {n: W[n]}, of_tensor, replace(m, ghost=False))
+        add({n: out[n]}, net, x, y, {n: W[n]}, of_tensor, replace(m, ghost=False), loss)
 
 
 def _batch_is_clipped(
-    out: Params, net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params, m: Mechanism
+    out: Params,
+    net: nn.Module,
+    x: Tensor,
+    y: Tensor,
+    W: Params,
+    masks: Params,
+    m: Mechanism,
+    loss: RecordLoss,
 ) -> None:
     total = {n: torch.zeros_like(w) for n, w in out.items()}
-    add(total, net, x, y, W, masks, replace(m, clip=math.inf))
+    add(total, net, x, y, W, masks, replace(m, clip=math.inf), loss)
     norm = torch.cat([w.flatten() for w in total.values()]).norm() / max(1, len(x))
     for n, w in total.items():
         out[n].add_(w, alpha=min(1.0, m.clip / max(float(norm), 1e-12)))
 
 
 def _louder(*arguments: Any) -> None:
-    *others, m = arguments
-    add(*others, replace(m, clip=1.1 * m.clip))
+    *others, m, loss = arguments
+    add(*others, replace(m, clip=1.1 * m.clip), loss)
 
 
 def clip_only(parts: Callable[[int], bool]) -> Patch:
@@ -189,7 +204,7 @@ def _partly_shared(
 
 
 def _once_per_task(repeat: bool) -> Callable[..., Gradient]:
-    def private_gradient(*arguments: Any) -> Gradient:
+    def private_gradient(*arguments: Any, loss: RecordLoss) -> Gradient:
         kept: dict[str, Tensor] = {}
 
         def noise(sums: dict[str, Tensor], m: Mechanism, rng: torch.Generator, *r: object) -> None:
@@ -200,7 +215,7 @@ def _once_per_task(repeat: bool) -> Callable[..., Gradient]:
                 for n, w in sums.items():
                     w.copy_(kept[n])
 
-        return private_gradient_with(noise)(*arguments)
+        return private_gradient_with(noise)(*arguments, loss=loss)
 
     return private_gradient
 
@@ -218,9 +233,9 @@ def noise_where(condition: Callable[[int, tuple[int, ...]], bool]) -> Patch:
 
 
 def _none_if_empty(
-    m: Mechanism, local: LocalSettings, samples: int, seed: int, *address: int
+    m: Mechanism, local: LocalSettings, samples: int, seed: int, *address: int, loss: RecordLoss
 ) -> Gradient:
-    private = gradient_of(m, local, samples, seed, *address)
+    private = gradient_of(m, local, samples, seed, *address, loss=loss)
 
     def gradient(
         net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params
@@ -233,10 +248,10 @@ def _none_if_empty(
 
 
 def _quiet_others(
-    m: Mechanism, local: LocalSettings, samples: int, seed: int, *address: int
+    m: Mechanism, local: LocalSettings, samples: int, seed: int, *address: int, loss: RecordLoss
 ) -> Gradient:
     """The first layer, which is outside L_i, trains on the plain gradient of all finite records."""
-    private = gradient_of(m, local, samples, seed, *address)
+    private = gradient_of(m, local, samples, seed, *address, loss=loss)
 
     def gradient(
         net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params
@@ -246,8 +261,8 @@ def _quiet_others(
         finite = x.flatten(1).isfinite().all(1)
         plain = {n: torch.zeros_like(w) for n, w in W.items()}
         if bool(finite.any()):
-            loss = nn.functional.cross_entropy(net(x[finite]), y[finite])
-            plain = dict(zip(W, torch.autograd.grad(loss, list(W.values())), strict=True))
+            mean = nn.functional.cross_entropy(net(x[finite]), y[finite])
+            plain = dict(zip(W, torch.autograd.grad(mean, list(W.values())), strict=True))
         of_loud = {n: mask for n, mask in masks.items() if n in loud}
         noisy = dict(zip(loud, private(net, x, y, loud, of_loud)[1], strict=True))
         return math.nan, [noisy.get(n, plain[n]) for n in W]

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import fedp3
+from fedp3.client.objectives import OBJECTIVES, SHIPPED
 from fedp3.core.types import RejectionCode
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -64,6 +65,30 @@ def test_the_callbacks_on_the_how_to_page_run(tmp_path, monkeypatch, capsys):
     exec(own, names)
     printed = capsys.readouterr().out.splitlines()
     assert printed[0] == "fedp3 None" and len(printed) == 2 + len(names["result"].history)
+
+
+def test_the_objectives_page_runs_and_lists_every_objective():
+    page = (DOCS / "how-to" / "objectives.md").read_text()
+    names: dict[str, object] = {}
+    exec("".join(re.findall(r"```python\n(.*?)```", page, re.S)), names)
+    assert names["result"].score.name == "loss"
+    rows = set(re.findall(r"^\| `(\w+)` \| \(N", page, re.M))
+    assert rows == {name for name, o in OBJECTIVES.items() if o in SHIPPED}
+
+
+def test_the_command_on_the_objectives_page_trains_on_a_play(tmp_path):
+    page = (DOCS / "how-to" / "objectives.md").read_text()
+    command = re.search(r"^fedp3 (run my.toml data.name=text .*)$", page, re.M)[1]
+    (tmp_path / "my.toml").write_text("")
+    (tmp_path / "play.txt").write_text((ROOT / "tests" / "play.txt").read_text())
+    small = ["model.width=0.125", "model.blocks=1", "run.rounds=1", "partition.clients=3"]
+    done = subprocess.run(
+        [sys.executable, "-m", "fedp3", *command.split(), *small, "run.clients_per_round=2"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_every_key_of_a_run_folder_is_on_its_page(tmp_path):

@@ -24,12 +24,15 @@ if TYPE_CHECKING:
     from fedp3.client.hooks import Hooks as Hooks
     from fedp3.client.hooks import LossInputs as LossInputs
     from fedp3.client.hooks import Pass as Pass
+    from fedp3.client.objectives import Objective as Objective
+    from fedp3.client.objectives import ratio as ratio
     from fedp3.config import Config as Config
     from fedp3.core.errors import ConfigError as ConfigError
     from fedp3.core.errors import FedP3Error as FedP3Error
     from fedp3.core.errors import InputError as InputError
     from fedp3.core.errors import RunError as RunError
     from fedp3.core.masks import as_bool as as_bool
+    from fedp3.core.scores import Score as Score
     from fedp3.core.settings import RunSettings as RunSettings
     from fedp3.core.types import AcceptedUpdate as AcceptedUpdate
     from fedp3.core.types import ClientPlan as ClientPlan
@@ -40,9 +43,10 @@ if TYPE_CHECKING:
     from fedp3.core.types import Task as Task
     from fedp3.data.catalogue import DataSettings as DataSettings
     from fedp3.data.dataset import Dataset as Dataset
-    from fedp3.data.dataset import from_tensors as from_tensors
-    from fedp3.data.dataset import from_torch as from_torch
+    from fedp3.data.inputs import Batch as Batch
     from fedp3.data.partition import PartitionSettings as PartitionSettings
+    from fedp3.data.user_data import from_tensors as from_tensors
+    from fedp3.data.user_data import from_torch as from_torch
     from fedp3.messages.compression import DownloadSettings as DownloadSettings
     from fedp3.messages.compression import UploadSettings as UploadSettings
     from fedp3.messages.compressors import Compressor as Compressor
@@ -74,7 +78,7 @@ if TYPE_CHECKING:
     from fedp3.server.aggregators import uploads_of as uploads_of
     from fedp3.server.aggregators import weighted_mean as weighted_mean
     from fedp3.server.context import RoundRecord as RoundRecord
-    from fedp3.server.evaluation import Accuracy as Accuracy
+    from fedp3.server.evaluation import Scores as Scores
 
 _HOMES = {
     "fedp3.api": "Plan load_config load_dataset make_config plan register resume run",
@@ -82,13 +86,17 @@ _HOMES = {
     "fedp3.client.batching": "LocalSettings",
     "fedp3.client.context": "RunSpec",
     "fedp3.client.hooks": "Exchange Hooks LossInputs Pass",
+    "fedp3.client.objectives": "Objective ratio",
     "fedp3.config": "Config",
     "fedp3.core.errors": "ConfigError FedP3Error InputError RunError",
+    "fedp3.core.scores": "Score",
     "fedp3.core.settings": "RunSettings",
     "fedp3.core.types": "AcceptedUpdate ClientPlan ClientUpdate LayerMap LayerPlan Rejection Task",
     "fedp3.data.catalogue": "DataSettings",
-    "fedp3.data.dataset": "Dataset from_tensors from_torch",
+    "fedp3.data.dataset": "Dataset",
+    "fedp3.data.inputs": "Batch",
     "fedp3.data.partition": "PartitionSettings",
+    "fedp3.data.user_data": "from_tensors from_torch",
     "fedp3.messages.compression": "DownloadSettings UploadSettings",
     "fedp3.messages.compressors": "Compressor",
     "fedp3.methods.catalogue": "Method",
@@ -105,7 +113,7 @@ _HOMES = {
     "fedp3.runs.history": "History",
     "fedp3.server.aggregators": "AggregateSettings Aggregator masked_mean uploads_of weighted_mean",
     "fedp3.server.context": "RoundRecord",
-    "fedp3.server.evaluation": "Accuracy",
+    "fedp3.server.evaluation": "Scores",
 }
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names.split()}
 __all__ = ["__version__", *sorted(_HOME_OF)]

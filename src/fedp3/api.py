@@ -13,14 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader
-from torch.utils.data import Dataset as TorchDataset
 
 from fedp3 import config as configs
 from fedp3 import data as datasets
+from fedp3.client.batching import AUTO as AUTO_OBJECTIVE
+from fedp3.client.objectives import OBJECTIVES, Objective
 from fedp3.config import Config
 from fedp3.config.plugins import load_plugins
 from fedp3.core.errors import InputError
@@ -29,8 +28,9 @@ from fedp3.core.types import ClientPlan, Layer
 from fedp3.costs.table import ClientCost
 from fedp3.data import DATASETS, Dataset
 from fedp3.data.partition import PARTITIONS
+from fedp3.data.user_data import Data
 from fedp3.engines.catalogue import check_engine, make_engine
-from fedp3.experiment.assemble import Experiment, assemble, assemble_from
+from fedp3.experiment.assemble import Experiment, assemble, assemble_from, split_parts
 from fedp3.messages.compressors import COMPRESSORS
 from fedp3.methods import METHODS
 from fedp3.models.layer_map import layer_map
@@ -50,12 +50,12 @@ from fedp3.runs.session import OnRound
 from fedp3.server.aggregators import AGGREGATORS
 from fedp3.server.context import RoundRecord
 
-Data = Dataset | TorchDataset[Any] | tuple[Tensor, Tensor]
 LOG = logging.getLogger("fedp3")
 SAMPLES_PER_CLIENT = 10  # at least, where the number of clients is left out
 
 # Decorators with which users add parts: `@fedp3.register.aggregator("median")`.
 register = SimpleNamespace(
+    objective=OBJECTIVES.register,
     aggregator=AGGREGATORS.register,
     selector=SELECTORS.register,
     layer_set=LAYER_SETS.register,
@@ -103,6 +103,7 @@ def run(
     on_round: OnRound | None = None,
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
+    objective: str | Objective = AUTO_OBJECTIVE,
     **settings: Any,
 ) -> Result:
     """Train a network on a data set.
@@ -110,7 +111,8 @@ def run(
     Args:
         model: the network; its values are W_0.  The run computes with it, and leaves other values
             in it: the trained network is `Result.model`.
-        data: tensors (x, y), any map-style torch data set of (x, y), or a `Dataset`.
+        data: tensors (x, y), any map-style data set of (x, y), or a `Dataset`; a list of these has
+            the data of each client.  x is a tensor, or a tuple or dict of tensors.
         out: the run folder, with which the run can be resumed and reported on.
         resume: continue the run in `out`, if there is one.  It uses the W_0 that it began with,
             whatever values the model has now.  With a larger `run=dict(rounds=...)` than it began
@@ -123,6 +125,8 @@ def run(
         callbacks: further functions to call, which may stop the run early: `fedp3.stop_at`,
             `fedp3.stop_early`, `fedp3.stop_after`, `fedp3.log_to_mlflow`, ...
         progress: show a progress bar; by default where standard error is a terminal or a notebook.
+        objective: what clients minimise, and what models are scored by: the name of an objective or
+            one of your own; by default classification, or what a `Dataset` names.
         **settings: the settings of the config file, section by section: `method="fedp3"`,
             `prune=dict(keep=0.5)`, `run=dict(rounds=50)`, ...
 
@@ -152,13 +156,15 @@ def run(
             "engine 'flower' reads data sets by name; use `fedp3 run`, or deploy with "
             "fedp3.deploy.grid_run"
         )
-    dataset = _dataset(data)
-    settings = {**settings, **{s: {**settings.get(s, {}), "name": OWN} for s in ("data", "model")}}
+    chosen = _objective(objective, settings)
+    dataset, parts = datasets.gather(data, labelled=chosen is None or chosen.labelled)
+    settings = _with_own(settings, objective, parts)
     settings = _with_fitting_defaults(settings, model, dataset, layers)
     config = configs.parse(settings, where="fedp3.run")
     if out is not None and resume and session.holds_run(Path(out)):
         config = extended(Path(out), config)
-    experiment = assemble_from(config, model, dataset, layers)
+    shards = None if parts is None else split_parts([part.numpy() for part in parts], config)
+    experiment = assemble_from(config, model, dataset, layers, shards, objective=chosen)
     make = partial(_engine, workers=workers, engine=engine, plugins=plugins)
     return _train(
         experiment,
@@ -347,6 +353,18 @@ def _check_arguments(model: object, on_round: object, settings: Mapping[str, Any
             )
 
 
+def _with_own(
+    settings: Mapping[str, Any], objective: str | Objective, parts: Sequence[Tensor] | None
+) -> dict[str, Any]:
+    """The settings, in which what was passed to `run` is named as such."""
+    own: dict[str, dict[str, Any]] = {"data": {"name": OWN}, "model": {"name": OWN}}
+    if objective != AUTO_OBJECTIVE:
+        own["local"] = {"objective": objective if isinstance(objective, str) else OWN}
+    if parts is not None:
+        own["partition"] = {"kind": OWN, "clients": len(parts)}
+    return {**settings, **{s: {**settings.get(s, {}), **keys} for s, keys in own.items()}}
+
+
 def _with_fitting_defaults(
     settings: Mapping[str, Any],
     model: nn.Module,
@@ -367,7 +385,10 @@ def _with_fitting_defaults(
     if "file" not in split:
         enough = max(1, min(standard.partition.clients, len(data.y) // SAMPLES_PER_CLIENT))
         split.setdefault("clients", enough)
-        split.setdefault("classes", min(standard.partition.classes, data.classes))
+        if data.labelled:
+            split.setdefault("classes", min(standard.partition.classes, data.classes))
+        else:
+            split.setdefault("kind", "iid")
     clients = split.get("clients", standard.partition.clients)
     if not isinstance(clients, int) or clients < 1:
         return filled
@@ -384,53 +405,15 @@ def _with_fitting_defaults(
     return filled
 
 
-def _dataset(data: Data) -> Dataset:
-    if isinstance(data, Dataset):
-        return data
-    if isinstance(data, DataLoader):
-        raise InputError("the data are a DataLoader, which draws batches; pass loader.dataset")
-    if isinstance(data, str | Path):
-        raise InputError(f"the data are the text {str(data)!r}; read the file, and pass (x, y)")
-    if isinstance(data, Mapping):
-        raise InputError(
-            "the data are a dict; pass all samples together as (x, y), and name the samples of "
-            "each client with partition={'file': ...} (docs/reference/config.md)"
-        )
-    if not isinstance(data, tuple | list):
-        return datasets.from_torch(data)
-    if len(data) != 2:
-        raise InputError(f"the data are {len(data)} values, want a pair (x, y)")
-    if any(isinstance(part, tuple | list) and _holds_arrays(part) for part in data):
-        raise InputError(
-            "the data are pairs of pairs; every client's samples are split into training and test "
-            "samples by fedp3, so pass one pair (x, y) of all samples"
-        )
-    for name, part in zip("xy", data, strict=True):
-        _check_array(name, part)
-    return datasets.from_tensors(data[0], _numbers(data[1]))
-
-
-def _check_array(name: str, part: object) -> None:
-    """Refuse what has no values that can be read: nothing at all, or an unusual kind of tensor."""
-    if part is None:
-        raise InputError(f"{name} is None, want a tensor or an array")
-    if isinstance(part, Tensor) and part.is_sparse:
-        raise InputError(f"{name} is a sparse tensor; pass {name}.to_dense()")
-    if isinstance(part, Tensor) and part.is_meta:
-        raise InputError(f"{name} is on the device 'meta' and has no values")
-
-
-def _holds_arrays(part: Sequence[Any]) -> bool:
-    return any(isinstance(value, Tensor | np.ndarray) and value.ndim > 0 for value in part)
-
-
-def _numbers(labels: Any) -> Any:
-    """Labels as they are; texts are refused with how to number them."""
-    kind = labels.dtype.kind if isinstance(labels, np.ndarray) else ""
-    texts = isinstance(labels, Sequence) and any(isinstance(label, str) for label in labels)
-    if texts or kind in ("U", "S", "O"):
-        raise InputError(
-            "the labels are texts, want integers from 0: "
-            "names, y = numpy.unique(labels, return_inverse=True)"
-        )
-    return labels
+def _objective(objective: object, settings: Mapping[str, Any]) -> Objective | None:
+    """The objective that was passed to `run`, or named in its settings; None if none was."""
+    local = settings.get("local", {})
+    named = local.get("objective", AUTO_OBJECTIVE) if isinstance(local, Mapping) else AUTO_OBJECTIVE
+    if objective != AUTO_OBJECTIVE and named != AUTO_OBJECTIVE:
+        raise InputError("objective= and local={'objective': ...} both name one; pass one of them")
+    chosen = named if objective == AUTO_OBJECTIVE else objective
+    if isinstance(chosen, Objective) and chosen is objective:
+        return chosen
+    if not isinstance(chosen, str):
+        raise InputError(f"the objective is a {type(chosen).__name__}, want a name or an Objective")
+    return None if chosen == AUTO_OBJECTIVE else OBJECTIVES.pick(chosen)

@@ -104,7 +104,8 @@ def can_stack(
     device: str = "cpu",
 ) -> bool:
     pruning = PruneSettings(local_pruner=pruner)
-    return stacked.can_stack(layer_map(net), data, local, pruning, device)
+    spec = RunSpec(layers=layer_map(net), pruning=pruning)
+    return stacked.can_stack(spec, data, local, device)
 
 
 def test_images_need_a_flatten():

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedp3.client.objectives import OBJECTIVES
 from fedp3.client.sgd import prepare
 from fedp3.core.errors import InputError
 from fedp3.core.types import ClientPlan, LayerMap, LayerPlan
@@ -23,15 +24,17 @@ from fedp3.costs.compute import (
     ComputeProfile,
     flops,
     measure,
+    measure_on,
     peak_bytes,
     step_bytes,
     time_flops,
 )
 from fedp3.costs.device_time import round_gflop
 from fedp3.costs.traffic import retained_parameters, sizes
+from fedp3.data.inputs import Batch
 from fedp3.models import shrinking
 from fedp3.models.layer_map import layer_map
-from fedp3.models.zoo import ModelSpec, build, channels_last
+from fedp3.models.zoo import ModelSettings, ModelSpec, build, channels_last
 from fedp3.planning.client_plans import PlanSettings, client_plans
 from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS, PruneSettings
 from worlds import world
@@ -50,7 +53,7 @@ def counted(compute: ComputeProfile, layers: LayerMap, trained: Iterable[str]) -
     for n, w in compute.net.named_parameters():
         w.requires_grad_(n in names)
     with FlopCounterMode(display=False) as counter:
-        logits = compute.net(torch.zeros(1, *compute.shape, device=compute.device))
+        logits = compute.net(compute.example.x)
         if names:
             learn = [w for w in compute.net.parameters() if w.requires_grad]
             torch.autograd.grad(
@@ -151,7 +154,8 @@ def test_local_pruning_by_units_costs_what_the_net_of_a_step_costs(
             shrinking.shrink_net(here.net, layers, left),
             shrinking.shrink_map(layers, left),
         )
-        want = flops(measure(small, compute.shape), task.plan, inner, PruneSettings())
+        shape = tuple(compute.example.x.shape[1:])
+        want = flops(measure(small, shape), task.plan, inner, PruneSettings())
         samples = len(here.shards[task.plan.client].train)
         batch = samples / math.ceil(samples / here.local.batch)
         assert round_gflop(compute, task.plan, here.context, samples) * 1e9 == pytest.approx(
@@ -165,6 +169,21 @@ def test_pruned_single_weights_save_no_flops() -> None:
     assert flops(compute, plan, layers, PruneSettings(selector="random")) == flops(
         compute, trains(layers, layers.layers), layers, PruneSettings()
     )
+
+
+def test_a_step_of_adam_remembers_two_numbers_per_weight_and_a_step_of_tokens_is_counted() -> None:
+    spec = ModelSpec((6,), 11, ModelSettings(name="gpt", width=0.25, blocks=2))
+    net = build(spec, 0)
+    example = Batch(torch.zeros(1, 6, dtype=torch.int64), torch.zeros(1, 6, dtype=torch.int64))
+    compute = measure_on(net, example, OBJECTIVES["language_modelling"])
+    layers = layer_map(net)
+    plan = trains(layers, layers.layers)
+    weights = 4 * sum(w.numel() for w in net.parameters())
+    sgd, momentum, adam = (
+        peak_bytes(compute, plan, layers, PruneSettings(), 2, slots) for slots in (0, 1, 2)
+    )
+    assert momentum - sgd >= weights and adam - momentum == weights
+    assert flops(compute, plan, layers, PruneSettings()) == 3 * sum(compute.forward.values())
 
 
 def test_a_layer_of_two_steps_passes_its_gradient_between_them() -> None:
@@ -267,7 +286,7 @@ def test_measuring_leaves_the_net_and_the_generator_alone() -> None:
         {n: w.clone() for n, w in net.state_dict().items()},
     )
     compute, layers = measure(net, (4,)), layer_map(net)
-    peak_bytes(compute, trains(layers, ["b"]), layers, PruneSettings(), 6, momentum=True)
+    peak_bytes(compute, trains(layers, ["b"]), layers, PruneSettings(), 6, slots=1)
     assert compute.device == "cpu" and torch.equal(torch.random.get_rng_state(), before)
     assert net.training and all(w.requires_grad for w in net.parameters())
     assert all(torch.equal(w, values[n]) for n, w in net.state_dict().items())
@@ -391,7 +410,7 @@ def test_memory_is_what_a_real_step_allocates(
     plan = trains(layers, order[int(frozen * len(order)) :])
     stored = 4 * sum(math.prod(s) for s in layers.shapes.values())
     real = stored + allocated(net, shape, 16, prepare(net, plan, layers))
-    estimate = peak_bytes(measure(net, shape), plan, layers, PruneSettings(), 16, momentum=False)
+    estimate = peak_bytes(measure(net, shape), plan, layers, PruneSettings(), 16, slots=0)
     tolerance = 0.05 if platform.machine() == "x86_64" else 0.2
     assert estimate == pytest.approx(real, rel=tolerance)
 
@@ -405,7 +424,7 @@ def test_momentum_needs_room_for_the_new_velocity_of_one_tensor(trained: list[st
         math.prod(layers.shapes[n]) for l in trained or layers.layers for n in layers.layers[l]
     ]
     held = sum(math.prod(s) for s in layers.shapes.values()) + 2 * sum(learned)
-    peak = peak_bytes(compute, plan, layers, PruneSettings(), 1, momentum=True)
+    peak = peak_bytes(compute, plan, layers, PruneSettings(), 1, slots=1)
     assert peak >= 4 * (held + 2 * max(learned))
     if trained is None:
         assert peak == 4 * (held + 2 * max(learned))

@@ -70,3 +70,13 @@ def test_every_example_is_listed_with_what_it_shows():
     page = (EXAMPLES / "README.md").read_text()
     for path in EXAMPLES.glob("*.py"):
         assert f"[{path.name}]({path.name})" in page, path.name
+
+
+def test_own_objective_covers_most_targets_and_is_registered(monkeypatch, capsys):
+    table = fedp3.register.objective.__self__
+    monkeypatch.setattr(table, "_table", dict(table))
+    result = load("own_objective").main()
+    assert "interval" in table
+    assert result.score.name == "coverage" and 0.7 < result.scores["G"] < 0.9
+    assert result.accuracy["G"] is None
+    assert "coverage" in capsys.readouterr().out

@@ -660,6 +660,32 @@ def test_a_users_network_trains_on_data_that_only_the_nodes_have(tmp_path):
     assert same(trained(None).state.W, outcome.state.W), "with and without a folder"
 
 
+def test_nodes_train_a_regression_on_two_inputs_and_score_it(tmp_path):
+    class Sum(nn.Module):
+        def __init__(self):
+            super().__init__()
+            with layers_draw_from(stream(3, Stream.INIT)):
+                self.a, self.out = nn.Linear(4, 8), nn.Linear(8, 1)
+
+        def forward(self, left, right):
+            return self.out(torch.tanh(self.a(torch.cat([left, right], 1))))
+
+    def data(context):
+        rng = torch.Generator().manual_seed(int(context.node_config["partition-id"]))
+        x = torch.randn(30, 4, generator=rng)
+        return from_tensors((x[:, :2], x[:, 2:]), x.sum(1, keepdim=True), labelled=False)
+
+    c = own_config("local.objective=regression", "plan.layers=full", "run.eval_every=1")
+    nodes = [{"partition-id": i, "folder": str(tmp_path / f"client-{i}")} for i in range(3)]
+    grid = FakeGrid(client_app(own(c, Sum, data)), nodes)
+    example = (torch.zeros(2), torch.zeros(2))
+    out = tmp_path / "run"
+    outcome = run_on_grid(grid, c, Sum(), example, 0, out, target=torch.zeros(1), wait=1)
+    assert outcome.result["rejected"] == 0 and outcome.result["score"]["name"] == "RMSE"
+    G = [event["G"]["mean"] for event in read_events(out)]
+    assert G[-1] < G[0]
+
+
 def test_a_server_without_records_cannot_find_the_noise_and_trains_with_a_given_one(tmp_path):
     ldp = ["privacy.enabled=true", "plan.others=freeze"]
     grid = FakeGrid(None, [])

@@ -696,7 +696,7 @@ ANY: dict[str, tuple[Make, tuple[int, ...], dict[str, int]]] = {
             nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), nn.Flatten(), nn.Linear(32, 3)
         ),
         (4, 8),
-        {"0.self_attn": 2, "0.self_attn.out_proj": 2, "0.linear1": 2, "0.linear2": 6, "2": 2},
+        {"0": 12, "2": 2},
     ),
     "norm before anything": (
         lambda: nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 5), nn.ReLU(), nn.Linear(5, 3)),

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import fedp3
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.types import ClientPlan, Task
 from fedp3.data import from_tensors, load
@@ -18,6 +19,7 @@ from fedp3.data.record_ids import record_ids
 from fedp3.data.shards import Shard
 from fedp3.node import folder as folders
 from fedp3.node.account import charge_update, noisy_scores
+from fedp3.node.admission import refused_configs
 from fedp3.node.permits import (
     check_permit,
     make_owner_key,
@@ -177,6 +179,16 @@ def test_the_log_of_refusals_is_bounded(tmp_path: Path) -> None:
 
 
 # --------------------------------------------------------------------------- policies
+
+
+@pytest.mark.parametrize(
+    ("path", "refused"),
+    [("play.txt", False), ("a/b.txt", False), ("/etc/passwd", True), ("../x", True), ("~/x", True)],
+)
+def test_a_server_cannot_choose_which_file_of_a_node_trains(path: str, refused: bool) -> None:
+    config = fedp3.make_config("data.name=text", f"data.path={path}")
+    texts = [text for _, text in refused_configs(Policy(), config)]
+    assert any("leaves this node's data folder" in text for text in texts) is refused
 
 
 @pytest.mark.parametrize("policy", [Policy(), CAREFUL])

@@ -77,7 +77,7 @@ def test_an_exception_in_a_part_is_a_failed_finding_and_the_other_parts_run(
 def test_a_client_that_fails_in_a_rehearsal_is_a_failed_finding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def broken(*arguments: object) -> None:
+    def broken(*arguments: object, **named: object) -> None:
         raise RuntimeError("no gradient today")
 
     monkeypatch.setattr(seams, "private_gradient", broken)

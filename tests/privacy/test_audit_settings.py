@@ -68,8 +68,9 @@ def test_less_noise_and_more_of_a_record_fail_under_all_of_them(
         fill(out, replace(mechanism, noise_multiplier=0.8 * mechanism.noise_multiplier), rng)
 
     def louder(*arguments: object) -> None:
-        *others, mechanism = arguments
-        add(*others, replace(mechanism, clip=1.1 * mechanism.clip))  # type: ignore[arg-type, type-var]
+        *others, mechanism, loss = arguments
+        more = replace(mechanism, clip=1.1 * mechanism.clip)  # type: ignore[type-var]
+        add(*others, more, loss)  # type: ignore[arg-type]
 
     monkeypatch.setattr(seams, "fill_with_noise", quieter)
     monkeypatch.setattr(seams, "add_clipped", louder)

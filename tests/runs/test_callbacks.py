@@ -187,7 +187,7 @@ def test_budgets_end_a_run_with_the_round_that_reaches_them() -> None:
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: fedp3.stop_at(90),
+        lambda: fedp3.stop_at(float("nan")),
         lambda: fedp3.stop_at(0),
         lambda: fedp3.stop_at(0.9, kind="X"),  # type: ignore[arg-type]
         lambda: fedp3.stop_early(0),

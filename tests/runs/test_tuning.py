@@ -8,6 +8,7 @@ import pytest
 from fedp3 import config
 from fedp3.core import files
 from fedp3.core.errors import InputError, RunError
+from fedp3.core.scores import ACCURACY, Score
 from fedp3.experiment.assemble import assemble
 from fedp3.runs import tuning
 
@@ -42,7 +43,8 @@ def test_the_validation_split_has_no_test_sample_and_no_sample_twice():
 
 def test_the_second_half_of_the_evaluations_counts():
     seen = []
-    score = tuning.validate(tuning.shortened(settings()), None, 1, seen.append)
+    score, kind = tuning.validate(tuning.shortened(settings()), None, 1, seen.append)
+    assert kind == ACCURACY
     assert [r.t for r in seen] == [0, 1, 2, 3]
     assert score == pytest.approx((seen[2].G.mean + seen[3].G.mean) / 2)
 
@@ -50,7 +52,7 @@ def test_the_second_half_of_the_evaluations_counts():
 def test_a_setting_that_makes_training_diverge_scores_nothing():
     for patience in (1, 50):  # the run gives up, or ends before it would
         wild = settings("local.lr=1e30", "local.clip_norm=0", f"run.max_void={patience}")
-        assert tuning.validate(tuning.shortened(wild), None, 1, lambda done: None) == 0
+        assert tuning.validate(tuning.shortened(wild), None, 1, lambda done: None)[0] == 0
 
 
 def test_a_run_that_fails_for_another_reason_is_no_score(monkeypatch):
@@ -74,9 +76,9 @@ def test_recorded_values_are_not_scored_again(tmp_path, monkeypatch):
     scores = {"0.1": 0.4, "0.2": 0.9, "0.5": 0.7}
     scored: list[str] = []
 
-    def validate(c: config.Config, *_: object) -> float:
+    def validate(c: config.Config, *_: object) -> tuple[float, Score]:
         scored.append(f"{c.local.lr:g}")
-        return scores[scored[-1]]
+        return scores[scored[-1]], ACCURACY
 
     monkeypatch.setattr(tuning, "validate", validate)
     place, cases = tmp_path / "deep" / "tuned.json", {v: settings(f"local.lr={v}") for v in scores}
@@ -90,7 +92,7 @@ def test_recorded_values_are_not_scored_again(tmp_path, monkeypatch):
 
 
 def test_two_searches_at_once_lose_no_score(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "validate", lambda *_: 0.5)
+    monkeypatch.setattr(tuning, "validate", lambda *_: (0.5, ACCURACY))
     place = tmp_path / "tuned.json"
 
     def look(name: str) -> None:
@@ -113,7 +115,7 @@ def test_two_searches_at_once_lose_no_score(tmp_path, monkeypatch):
 
 
 def test_scores_of_another_config_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(tuning, "validate", lambda *_: 0.5)
+    monkeypatch.setattr(tuning, "validate", lambda *_: (0.5, ACCURACY))
     place = tmp_path / "tuned.json"
     dict(tuning.search("fedp3", {"0.1": settings("local.lr=0.1")}, place, None, 1, unseen))
     with pytest.raises(InputError, match="scored with another config"):

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 from collections import OrderedDict
+from collections.abc import Iterable
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from fedp3.client.objectives import CLASSIFICATION
 from fedp3.core.types import ClientState, ClientUpdate, Failure, Reply
 from fedp3.data import from_tensors
 from fedp3.data.shards import Shard
@@ -19,7 +21,7 @@ from fedp3.engines.base import States
 from fedp3.models.layer_map import layer_map
 from fedp3.planning.client_plans import PlanSettings
 from fedp3.planning.dispatch import dispatched_tasks, global_tasks
-from fedp3.server.evaluation import accuracy
+from fedp3.server import evaluation
 from fedp3.server.rounds import finish, plans_for, run, run_round
 from worlds import World, same, world
 
@@ -32,6 +34,10 @@ def scored(i: int, correct: float, tested: float, loss: float = 1.0) -> ClientUp
         examples=1,
         metrics={"correct": correct, "tested": tested, "test_loss": loss},
     )
+
+
+def accuracy(replies: Iterable[Reply]) -> evaluation.Scores | None:
+    return evaluation.scores(replies, CLASSIFICATION)
 
 
 # --------------------------------------------------------------------------- the summary

@@ -27,7 +27,7 @@ def sweep(
         typer.Option(
             "--tune",
             help="Values of one key to try for each method, as in local.lr=0.1,0.2; the one with "
-            "the best validation accuracy of the server's model is used",
+            "the best validation score of the server's model is used",
         ),
     ] = "",
     tune_rounds: Annotated[
@@ -89,7 +89,9 @@ def _parse_tune(text: str) -> tuple[str, list[str]]:
 def _best(
     method: str, cases: "Mapping[str, Config]", rounds: int, path: Path, options: Options
 ) -> str:
-    """The value with the highest score on the validation split."""
+    """The value with the best score on the validation split."""
+    from fedp3.core.files import read_json
+    from fedp3.core.scores import score_of
     from fedp3.runs import tuning
 
     short = {value: tuning.shortened(case, rounds) for value, case in cases.items()}
@@ -105,13 +107,14 @@ def _best(
                 options.plugins,
             )
         )
-    value = tuning.best(scores)
+    kind = score_of(read_json(path)[method])
+    value = tuning.best(scores, kind)
     if len(set(scores.values())) == 1:
         terminal.note(
             f"warning: {method}: all values have the same G on the validation split; "
             f"the first, {value}, is used"
         )
         return value
-    tried = ", ".join(f"{v}: {100 * score:.1f} %" for v, score in scores.items())
+    tried = ", ".join(f"{v}: {kind.text(score)}" for v, score in scores.items())
     terminal.note(f"{method}: {value} is best on the validation split ({tried})")
     return value

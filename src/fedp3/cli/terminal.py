@@ -13,6 +13,8 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from fedp3.core.scores import score_of
+
 if TYPE_CHECKING:
     from fedp3.runs.session import OnRound
 
@@ -119,8 +121,11 @@ def rounds(
     return progress.rounds(err, name, total, before)
 
 
+SCORED = ("global", "dispatched", "personal", "worst_client")
+
+
 def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None = None) -> None:
-    """Print the closing table: accuracies, traffic and time.
+    """Print the closing table: scores, traffic and time.
 
     Args:
         rows: the results of runs.
@@ -134,10 +139,7 @@ def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None
     cells = [
         (
             str(row.get("name") or row["method"]),
-            share(row["accuracy_global"]),
-            share(row["accuracy_dispatched"]),
-            share(row["accuracy_personal"]),
-            share(row["accuracy_worst_client"]),
+            *(score_of(row).text(row[f"score_{kind}"]) for kind in SCORED),
             _relative(row["mb_up"], dense["mb_up"] if dense else None),
             _relative(row["mb_down"], dense["mb_down"] if dense else None),
             str(row["rejected"]),

@@ -200,17 +200,18 @@ def _show_privacy(result: Mapping[str, Any], planned_rounds: int) -> None:
     if result.get("stopped"):
         terminal.line(f"stopped after round {result['rounds']}: {result['stopped']}")
         terminal.line(f"continue with: {terminal.command('resume', result['out'])}")
+    elif result["stopped_early"]:
+        terminal.line(f"stopped after round {result['rounds']}: G improved no further")
     elif result["rounds"] < planned_rounds:
         terminal.line(
             f"stopped after round {result['rounds']}: no client has budget for another round"
         )
 
 
+KINDS = ("global", "dispatched", "personal", "worst_client")
 MEANS = (
-    "accuracy_global",
-    "accuracy_dispatched",
-    "accuracy_personal",
-    "accuracy_worst_client",
+    *(f"score_{kind}" for kind in KINDS),
+    *(f"accuracy_{kind}" for kind in KINDS),
     "mb_up",
     "mb_down",
     "seconds",
@@ -227,6 +228,7 @@ def _over_seeds(results: Sequence[dict[str, Any]], folder: Path) -> dict[str, An
     return {
         "out": str(folder),
         "rounds": results[0]["rounds"],
+        "score": results[0]["score"],
         **means,
         "rejected": sum(result["rejected"] for result in results),
         "epsilon_max": max(epsilons, default=None),

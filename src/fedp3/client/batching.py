@@ -2,31 +2,42 @@
 
 import math
 from collections.abc import Callable, Iterator
-from typing import Annotated
+from typing import Annotated, Literal
 
 import torch
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 from torch import Tensor
 
+from fedp3.client.objectives import OBJECTIVES
+from fedp3.client.optimizers import OPTIMIZERS
 from fedp3.core.registry import NameIn, Registry
-from fedp3.core.settings import STRICT
+from fedp3.core.settings import OWN, STRICT
 
+AUTO = "auto"  # the objective that fits the data set
 # Samples that are scored at once.  With more of them, activations do not fit into a CPU's cache.
 EVAL_BATCH = 48
 
-# share of the run that has passed -> factor on the learning rate
+# share of the run, or of a round's steps, that has passed -> factor on the learning rate
 SCHEDULES: Registry[Callable[[float], float]] = Registry("schedule")
 SCHEDULES.add("constant", lambda passed: 1.0)
 SCHEDULES.add("linear", lambda passed: 1.0 - passed)
 SCHEDULES.add("cosine", lambda passed: 0.5 * (1 + math.cos(math.pi * passed)))
 
 
+Beta = Annotated[float, Field(ge=0, lt=1)]
+
+
 @dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
 class LocalSettings:
-    """How a client trains: K steps of SGD (Algorithm 2)."""
+    """How a client trains: K steps (Algorithm 2)."""
 
-    steps: int = Field(default=10, ge=0, description="local SGD steps, K")
+    objective: Annotated[str, NameIn(OBJECTIVES, also=(AUTO, OWN))] = Field(
+        default=AUTO,
+        description="what clients minimise, and what models are scored by; auto: what fits the "
+        "data set",
+    )
+    steps: int = Field(default=10, ge=0, description="local steps, K")
     epochs: int = Field(default=0, ge=0, description="local epochs; if not 0, they replace steps")
     batch: int = Field(
         default=48,
@@ -34,11 +45,28 @@ class LocalSettings:
         description="batch size; under LDP only the number of records processed at once, see "
         "privacy.sample_rate",
     )
+    optimizer: Annotated[str, NameIn(OPTIMIZERS)] = Field(
+        default="sgd", description="how a gradient becomes a step: sgd, adam, adamw"
+    )
     lr: float = Field(default=0.05, gt=0, description="learning rate")
     momentum: float = Field(
-        default=0.0, ge=0, lt=1, description="momentum; it starts at zero in each round"
+        default=0.0, ge=0, lt=1, description="sgd: momentum; it starts at zero in each round"
     )
-    weight_decay: float = Field(default=0.0, ge=0, description="weight decay")
+    betas: tuple[Beta, Beta] = Field(
+        default=(0.9, 0.999),
+        description="adam, adamw: decay of the running means of gradients and of their squares",
+    )
+    eps: float = Field(
+        default=1e-8, gt=0, description="adam, adamw: added to the root of the mean square"
+    )
+    optimizer_state: Literal["round", "client"] = Field(
+        default="round",
+        description="what momentum and adam remember begins at zero in each round (round), or "
+        "stays on the client for its next round (client)",
+    )
+    weight_decay: float = Field(
+        default=0.0, ge=0, description="weight decay; adamw decays weights apart from the gradient"
+    )
     clip_norm: float = Field(
         default=10.0,
         ge=0,
@@ -47,6 +75,15 @@ class LocalSettings:
     )
     schedule: Annotated[str, NameIn(SCHEDULES)] = Field(
         default="constant", description="learning rate over the rounds"
+    )
+    warmup: int = Field(
+        default=0,
+        ge=0,
+        description="local steps at the beginning of each round over which the learning rate rises "
+        "linearly",
+    )
+    step_schedule: Annotated[str, NameIn(SCHEDULES)] = Field(
+        default="constant", description="learning rate over the local steps of a round"
     )
     augment: bool = Field(
         default=True,
@@ -60,6 +97,24 @@ def learning_rate(settings: LocalSettings, t: int, rounds: int) -> float:
     rounds = max(rounds, 1)
     passed = min(t, rounds - 1) / rounds
     return settings.lr * SCHEDULES.pick(settings.schedule)(passed)
+
+
+def has_constant_rate(settings: LocalSettings) -> bool:
+    """Whether the learning rate is the same at all steps of a round."""
+    return settings.warmup == 0 and settings.step_schedule == "constant"
+
+
+def step_rate(settings: LocalSettings, lr: float, k: int, steps: int) -> float:
+    """The learning rate of step k (from 0) of a pass of this many steps.
+
+    Args:
+        settings: the local settings.
+        lr: the learning rate of the round.
+        k: the step.
+        steps: the number of steps of the pass.
+    """
+    rising = min(1.0, (k + 1) / settings.warmup) if settings.warmup else 1.0
+    return lr * rising * SCHEDULES.pick(settings.step_schedule)(k / steps)
 
 
 def step_count(settings: LocalSettings, samples: int, share: float = 1.0) -> int:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from fedp3.client.batching import LocalSettings
 from fedp3.client.hooks import NO_HOOKS, Hooks
+from fedp3.client.objectives import CLASSIFICATION, Objective
 from fedp3.client.step_source import PLAIN_STEPS, StepSource
 from fedp3.core.types import Group, LayerMap, Params
 from fedp3.data import Dataset
@@ -31,6 +32,7 @@ class RunSpec:
     compression: UploadSettings = UNCOMPRESSED
     download: DownloadSettings = PLAIN_DOWNLOAD
     hooks: Hooks = NO_HOOKS  # what the method adds to local training
+    objective: Objective = CLASSIFICATION  # what is minimised, and what models are scored by
     seed: int = 0
     rounds: int = 30  # T
     # whether clients store layers that they trained and did not upload, to continue from them
@@ -75,6 +77,11 @@ class ClientContext:
     def hooks(self) -> Hooks:
         """What the method adds to local training."""
         return self.spec.hooks
+
+    @property
+    def objective(self) -> Objective:
+        """What clients minimise, and what models are scored by."""
+        return self.spec.objective
 
     @property
     def seed(self) -> int:

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from fedp3.client.step_source import Gradient
 from fedp3.core.types import Group, Kind, LayerMap, Params
+from fedp3.data.inputs import Inputs
 
 if TYPE_CHECKING:
     from fedp3.client.sgd import LocalPass
@@ -62,14 +63,14 @@ class TrainedClient:
     steps_times_lr: float
     sent: Params  # the method's tensors from the server
     state: Params  # the method's tensors that stayed on the client after its last round
-    batches: Callable[[], Iterator[tuple[Tensor, Tensor]]]  # the training samples once, in order
+    batches: Callable[[], Iterator[tuple[Inputs, Tensor]]]  # the training samples once, in order
 
 
 Loss = Callable[[nn.Module, Tensor, Tensor, LossInputs], Tensor]
 # (outputs, labels that the client has) -> outputs that are scored
 TransformOutputs = Callable[[Tensor, Tensor], Tensor]
 ForwardContext = Callable[[nn.Module, Mapping[Group, float]], AbstractContextManager[None]]
-AfterPass = Callable[[nn.Module, Iterable[tuple[Tensor, Tensor]]], None]
+AfterPass = Callable[[nn.Module, Iterable[tuple[Inputs, Tensor]]], None]
 ReplaceGradient = Callable[[Gradient, Params, Mapping[str, Tensor]], Gradient]
 
 
@@ -86,12 +87,14 @@ class Exchange:
             server's next tensors.
         shift: takes the tensors that were sent and those that stayed on the client; returns a term
             that is added to every gradient.
+        by_class: whether the tensors belong to classes, so that it needs labels.
     """
 
     begin: Callable[[LayerMap, int], Params]
     reply: Callable[[TrainedClient], tuple[Params, Params]]
     combine: Callable[[Params, Sequence[Params], int], Params]
     shift: Callable[[Params, Params], Params] | None = None
+    by_class: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,13 +102,13 @@ class StepHook:
     """A method's replacement for the local step, where a step prunes entire units.
 
     Args:
-        run: takes the pass, a batch, its labels and the units of this step; updates the weights and
-            returns the loss.
+        run: takes the pass, the number of the step, a batch, its labels and the units of this step;
+            updates the weights and returns the loss.
         full_passes: for costs, the number of forward and backward passes over the client's full
             model that it adds to a step.
     """
 
-    run: "Callable[[LocalPass, Tensor, Tensor, Mapping[Group, Tensor]], float]"
+    run: "Callable[[LocalPass, int, Inputs, Tensor, Mapping[Group, Tensor]], float]"
     full_passes: int = 0
 
 
@@ -116,7 +119,7 @@ class Hooks:
     Args:
         passes: the passes of a training task.
         probe: the passes after which P, the accuracy of the personal models, is measured.
-        loss: replaces the mean cross-entropy.
+        loss: replaces the mean loss of the objective, which must be classification.
         transform_outputs: replaces the outputs of a model that the client has trained, when P is
             scored.
         forward: makes a context in which the client's network runs; takes the network and the share
@@ -141,6 +144,17 @@ class Hooks:
     def passes_of(self, kind: Kind) -> tuple[Pass, ...]:
         """The passes of a task of this kind."""
         return {"train": self.passes, "probe": self.probe, "evaluate": ()}[kind]
+
+    @property
+    def needs_labels(self) -> list[str]:
+        """The parts that assume classification."""
+        parts: Mapping[str, object] = {
+            "loss": self.loss,
+            "transform_outputs": self.transform_outputs,
+            "step": self.step,
+            "exchange": self.exchange is not None and self.exchange.by_class,
+        }
+        return [name for name, part in parts.items() if part]
 
     def is_plain(self, kind: Kind) -> bool:
         """Whether a task of this kind is plain SGD and plain scoring, so that it may be stacked."""

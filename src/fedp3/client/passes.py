@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from fedp3.client import optimizers
 from fedp3.client.batching import EVAL_BATCH, LocalSettings, batch_sizes, learning_rate, step_count
 from fedp3.client.context import ClientContext
 from fedp3.client.hooks import Pass, ProximalTerm, TrainedClient
@@ -18,11 +19,13 @@ from fedp3.client.sgd import load_weights, named_tensors, train
 from fedp3.core.randomness import Stream, layers_draw_from
 from fedp3.core.types import ClientPlan, LayerMap, Params, Task
 from fedp3.data import batch
+from fedp3.data.inputs import Inputs, to_device
 from fedp3.data.shards import Shard
 
 # Prefixes of names in a client's state.
 PERSONAL = "own/"  # tensors of its personal model
 METHOD = "method/"  # tensors of the method's exchange
+OPTIMIZER = "optimizer/"  # what the optimizer of each pass remembers
 TRAINS: Mapping[str, Callable[[str, LayerMap], bool]] = {
     "all": lambda l, layers: True,
     "body": lambda l, layers: l != layers.head,
@@ -66,6 +69,7 @@ def run_passes(
     if any(p.personal for p in passes):
         models[True] = dict(context.initial) | _with_prefix(PERSONAL, state)
     metrics: Mapping[str, float] = {}
+    new_state: dict[str, Tensor] = {}
     shift: Params = {}
     if exchange is not None and exchange.shift is not None:
         shift = exchange.shift(task.extra, _with_prefix(METHOD, state))
@@ -77,13 +81,18 @@ def run_passes(
         with_steps = replace(context, local=scale_steps(context.local, len(shard.train), p.share))
         restricted = replace(task, plan=restrict_plan(task.plan, p, context.layers))
         proximal = _proximal_term(context, p, start, shift)
+        remembered = _with_prefix(f"{OPTIMIZER}{j}/", state)
+        optimizer = optimizers.from_tensors(remembered, context.device)
         with layers_draw_from(context.steps.generator(Stream.LAYER, context.seed, *address)):
-            trained = train(with_steps, shard, restricted, tensors, proximal, address)
+            trained = train(with_steps, shard, restricted, tensors, proximal, address, optimizer)
             if context.hooks.after_pass is not None:
                 context.hooks.after_pass(context.net, in_order(context, shard.train))
         models[p.personal] = {n: _to_host(tensors[n]) for n in context.layers.shapes}
         metrics = metrics if p.personal else trained
-    new_state = {f"{PERSONAL}{n}": w for n, w in models.get(True, {}).items()}
+        if context.local.optimizer_state == "client":
+            remembered = optimizers.to_tensors(optimizer)
+            new_state |= {f"{OPTIMIZER}{j}/{n}": w for n, w in remembered.items()}
+    new_state |= {f"{PERSONAL}{n}": w for n, w in models.get(True, {}).items()}
     extra: Params = {}
     if exchange is not None and task.kind == "train":
         client = _trained_client(context, shard, task, start, models[False], state)
@@ -152,8 +161,8 @@ def _trained_client(
     )
 
 
-def in_order(context: ClientContext, samples: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-    """Samples and labels, batch by batch, not augmented."""
+def in_order(context: ClientContext, samples: Tensor) -> Iterator[tuple[Inputs, Tensor]]:
+    """Samples and targets, batch by batch, not augmented."""
     for indices in torch.split(samples, batch_sizes(len(samples), EVAL_BATCH)):
-        x = batch(context.data, indices).to(context.device)
+        x = to_device(batch(context.data, indices), context.device)
         yield x, context.data.y[indices].to(context.device)

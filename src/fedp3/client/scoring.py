@@ -1,18 +1,19 @@
 """Scoring a model on a client's test samples."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from fedp3.client.batching import EVAL_BATCH
 from fedp3.client.context import ClientContext
-from fedp3.data import batch
+from fedp3.client.objectives import TESTED
+from fedp3.data import Batch, batch
+from fedp3.data.inputs import call, to_device
 from fedp3.data.shards import Shard
 
 
 @torch.inference_mode()
 def score(context: ClientContext, shard: Shard, *, trained: bool) -> dict[str, float]:
-    """Number of correct predictions, summed loss and number of samples, of the current network.
+    """The sums from which the objective's metrics are computed, of the current network.
 
     Args:
         context: the network and what clients share.
@@ -20,18 +21,19 @@ def score(context: ClientContext, shard: Shard, *, trained: bool) -> dict[str, f
         trained: the client has trained this model, so that its method may transform the outputs.
     """
     context.net.eval()
-    correct, loss = 0, 0.0
+    sums: dict[str, float] = {}
     transform = context.hooks.transform_outputs if trained else None
-    labels = present_labels(context, shard)
+    labels = present_labels(context, shard) if transform is not None else None
     batches = torch.split(shard.test, EVAL_BATCH) if len(shard.test) else ()
     for indices in batches:
-        y = context.data.y[indices].to(context.device)
-        outputs = context.net(batch(context.data, indices).to(context.device))
-        if transform is not None:
+        x = to_device(batch(context.data, indices), context.device)
+        outputs = call(context.net, x)
+        if transform is not None and labels is not None:
             outputs = transform(outputs, labels)
-        correct += int((outputs.argmax(1) == y).sum())
-        loss += float(F.cross_entropy(outputs, y, reduction="sum"))
-    return {"correct": correct, "tested": len(shard.test), "test_loss": loss}
+        y = context.data.y[indices].to(context.device)
+        for name, value in context.objective.evaluate(outputs, Batch(x, y)).items():
+            sums[name] = sums.get(name, 0) + value
+    return sums or {TESTED: 0}
 
 
 def present_labels(context: ClientContext, shard: Shard) -> Tensor:

@@ -1,12 +1,13 @@
 """The local steps of Algorithm 2, on a client's full network or on a smaller one.
 
-Step k draws q_{i,k}, applies it to the layers outside L_i, and takes one SGD step on local data:
+Step k draws q_{i,k}, applies it to the layers outside L_i, and takes one step on local data:
 
     g <- grad of the loss at q ⊙ W, masked
     g <- g min(1, C / ||g||)
     v <- mu v + g + lambda W
     W <- W - gamma v
 
+or a step of another optimizer in place of the last two lines.
 Masked coordinates get neither gradient, decay nor momentum.  Every random draw is addressed by
 (round, client).
 """
@@ -17,18 +18,19 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fedp3.client.batching import learning_rate
+from fedp3.client.batching import learning_rate, step_rate
 from fedp3.client.context import ClientContext, shrink_context
 from fedp3.client.hooks import NO_PROXIMAL_TERM, LossInputs, ProximalTerm
+from fedp3.client.optimizers import OPTIMIZERS, OptimizerState
 from fedp3.client.scoring import present_labels
 from fedp3.client.step_source import Gradient
 from fedp3.core import masks as M
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.types import ClientPlan, Group, LayerMap, Mask, Masks, Params, Task
-from fedp3.data import batch
+from fedp3.data import Batch, batch
+from fedp3.data.inputs import Inputs, call, chunks, only_tensor, to_device
 from fedp3.data.shards import Shard
 from fedp3.models import shrinking
 from fedp3.models.buffers import initial_value
@@ -44,10 +46,11 @@ class LocalPass:
     context: ClientContext
     task: Task
     masks: Mapping[str, Tensor]  # active coordinates of the trained tensors, in every step
-    velocity: dict[str, Tensor]
+    optimizer: OptimizerState
     gradient: Gradient
     proximal: ProximalTerm
-    lr: float
+    lr: float  # of the round
+    steps: int
 
 
 def named_tensors(net: nn.Module) -> dict[str, Tensor]:
@@ -78,8 +81,9 @@ def train(
     tensors: dict[str, Tensor],
     proximal: ProximalTerm = NO_PROXIMAL_TERM,
     address: tuple[int, ...] = (),
+    optimizer: OptimizerState | None = None,
 ) -> dict[str, float]:
-    """K steps of SGD on `context.net`; returns the mean loss and the realised density of Q.
+    """K steps on `context.net`; returns the mean loss and the realised density of Q.
 
     Args:
         context: the network and what clients share.
@@ -88,6 +92,7 @@ def train(
         tensors: the network's parameters and buffers by name.
         proximal: added to every gradient.
         address: the address of random draws; (round, client) by default.
+        optimizer: what the optimizer remembers, which is updated; None begins at zero.
     """
     address = address or (task.t, task.plan.client)
     local, pruning, source = context.local, context.pruning, context.steps
@@ -100,29 +105,33 @@ def train(
     if context.hooks.gradient is not None:
         plain = context.hooks.gradient(plain, {n: tensors[n] for n in trained}, masks)
     at_once = replace(local, batch=math.ceil(local.batch / task.plan.split))
-    gradient = source.gradient(plain, at_once, samples, context.seed, *address)
+    gradient = source.gradient(
+        plain, context.objective.loss, at_once, samples, context.seed, *address
+    )
+    batches = list(source.batches(local, samples, context.seed, *address))
     local_pass = LocalPass(
         context=context,
         task=task,
         masks=masks,
-        velocity={},
+        optimizer=OptimizerState() if optimizer is None else optimizer,
         gradient=gradient,
         proximal=proximal,
         lr=learning_rate(local, task.t, context.spec.rounds),
+        steps=len(batches),
     )
     local_pruner = LOCAL_PRUNERS.pick(pruning.local_pruner)
     rng = stream(context.seed, Stream.LOCAL_PRUNE, *address)
     augment = source.generator(Stream.AUGMENT, context.seed, *address) if local.augment else None
     losses, densities = [], []
-    for rows in source.batches(local, samples, context.seed, *address):
+    for k, rows in enumerate(batches):
         indices = shard.train[rows]
-        x = batch(context.data, indices, augment).to(context.device)
+        x = to_device(batch(context.data, indices, augment), context.device)
         y = context.data.y[indices].to(context.device)
         q = draw_q(pruning, rng, task.plan)  # Alg. 2, l. 2
         step_masks = local_pruner.draw(q, task.plan, task.masks, context.layers, rng)
         if step_masks.units and pruning.shrinks:
             run = _small_step if context.hooks.step is None else context.hooks.step.run
-            loss = run(local_pass, x, y, step_masks.units)
+            loss = run(local_pass, k, x, y, step_masks.units)
         else:
             W, active = (
                 {n: tensors[n] for n in trained},
@@ -130,7 +139,8 @@ def train(
             )
             with _masked_weights(context, tensors, step_masks):
                 loss, grads = gradient(context.net, x, y, W, active)
-            sgd_step(local_pass, W, grads, local_pass.velocity, active, proximal)  # Alg. 2, l. 3
+            # Alg. 2, l. 3
+            take_step(local_pass, k, W, grads, local_pass.optimizer, active, proximal)
         losses.append(loss)
         densities.append(_density(step_masks, task, context.layers))
     values = {"loss": losses, "density": densities} if source.is_plain else {"density": densities}
@@ -160,10 +170,10 @@ def prepare(net: nn.Module, plan: ClientPlan, layers: LayerMap) -> list[str]:
 
 
 def _small_step(
-    local_pass: LocalPass, x: Tensor, y: Tensor, units: Mapping[Group, Tensor]
+    local_pass: LocalPass, k: int, x: Inputs, y: Tensor, units: Mapping[Group, Tensor]
 ) -> float:
-    """One step on the network that ordered dropout leaves, written back into the full one."""
-    context, velocity, layers = local_pass.context, local_pass.velocity, local_pass.context.layers
+    """Step k on the network that ordered dropout leaves, written back into the full one."""
+    context, state, layers = local_pass.context, local_pass.optimizer, local_pass.context.layers
     units = {g: indices.to(context.device) for g, indices in units.items()}
     small_context, small, full = extract_units(context, units)
     trained = prepare(small_context.net, local_pass.task.plan, small_context.layers)
@@ -172,7 +182,10 @@ def _small_step(
         shrinking.take_units(local_pass.masks, units, layers),
     )
     loss, grads = local_pass.gradient(small_context.net, x, y, W, active)
-    part = shrinking.take_units({n: v for n, v in velocity.items() if n in trained}, units, layers)
+    part = OptimizerState(steps=state.steps)
+    for name, slot in state.slots.items():
+        of_trained = {n: w for n, w in slot.items() if n in trained}
+        part.slots[name] = dict(shrinking.take_units(of_trained, units, layers))
     proximal = local_pass.proximal
     if proximal:
         anchor, shift = (
@@ -180,12 +193,14 @@ def _small_step(
             for tensors in (proximal.anchor, proximal.shift)
         )
         proximal = ProximalTerm(proximal.mu, anchor, shift)
-    sgd_step(local_pass, W, grads, part, active, proximal)
+    take_step(local_pass, k, W, grads, part, active, proximal)
     shrinking.put_back(full, {n: w.detach() for n, w in small.items()}, units, layers)
-    if part:
-        for n in trained:
-            velocity.setdefault(n, torch.zeros_like(full[n]))
-        shrinking.put_back(velocity, part, units, layers)
+    for name, small_slot in part.slots.items():
+        slot = state.slot(name)
+        for n in small_slot:
+            slot.setdefault(n, torch.zeros_like(full[n]))
+        shrinking.put_back(slot, small_slot, units, layers)
+    state.steps = part.steps
     return loss
 
 
@@ -279,13 +294,6 @@ def _overlap(a: Mask, b: Mask, shape: tuple[int, ...]) -> int:
 # --------------------------------------------------------------------------- gradient and step
 
 
-def _mean_gradient(
-    net: nn.Module, x: Tensor, y: Tensor, W: Params, active: Params
-) -> tuple[float, list[Tensor]]:
-    """The batch's mean cross-entropy and its gradient."""
-    return _value_and_gradient(F.cross_entropy(net(x), y), W)
-
-
 def _value_and_gradient(loss: Tensor, W: Params) -> tuple[float, list[Tensor]]:
     grads = torch.autograd.grad(loss, list(W.values()), materialize_grads=True)
     return float(loss.detach()), list(grads)
@@ -297,13 +305,13 @@ def _in_parts(whole: Gradient, parts: int) -> Gradient:
         return whole
 
     def gradient(
-        net: nn.Module, x: Tensor, y: Tensor, W: Params, active: Params
+        net: nn.Module, x: Inputs, y: Tensor, W: Params, active: Params
     ) -> tuple[float, list[Tensor]]:
         loss = 0.0
         total: list[Tensor] = []
-        for rows, labels in zip(x.chunk(parts), y.chunk(parts), strict=True):
-            share = len(labels) / len(y)
-            part_loss, grads = whole(net, rows, labels, W, active)
+        for rows, targets in zip(chunks(x, parts), y.chunk(parts), strict=True):
+            share = len(targets) / len(y)
+            part_loss, grads = whole(net, rows, targets, W, active)
             loss += share * part_loss
             torch._foreach_mul_(grads, share)
             if total:
@@ -316,32 +324,40 @@ def _in_parts(whole: Gradient, parts: int) -> Gradient:
 
 
 def _loss_gradient(context: ClientContext, shard: Shard, task: Task) -> Gradient:
-    """The gradient of the method's loss, or of the mean cross-entropy."""
-    loss_of = context.hooks.loss
+    """The gradient of the method's loss, or of the objective's mean loss."""
+    loss_of, objective = context.hooks.loss, context.objective
+
+    def mean_gradient(
+        net: nn.Module, x: Inputs, y: Tensor, W: Params, active: Params
+    ) -> tuple[float, list[Tensor]]:
+        return _value_and_gradient(objective.mean(call(net, x), Batch(x, y)), W)
+
     if loss_of is None:
-        return _mean_gradient
+        return mean_gradient
     sent = {n: w.to(context.device) for n, w in task.extra.items()}
     inputs = LossInputs(present_labels(context, shard), sent)
 
     def gradient(
-        net: nn.Module, x: Tensor, y: Tensor, W: Params, active: Params
+        net: nn.Module, x: Inputs, y: Tensor, W: Params, active: Params
     ) -> tuple[float, list[Tensor]]:
-        return _value_and_gradient(loss_of(net, x, y, inputs), W)
+        return _value_and_gradient(loss_of(net, only_tensor(x, "the method"), y, inputs), W)
 
     return gradient
 
 
 @torch.no_grad()
-def sgd_step(
+def take_step(
     local_pass: LocalPass,
+    k: int,
     W: Mapping[str, Tensor],
     grads: list[Tensor],
-    velocity: dict[str, Tensor],
+    state: OptimizerState,
     active: Mapping[str, Tensor],
     proximal: ProximalTerm,
 ) -> None:
-    """One step in place; coordinates that are not active stay as they are, with their velocity."""
+    """Step k in place; coordinates that are not active stay as they are, with their state."""
     local = local_pass.context.local
+    optimizer = OPTIMIZERS.pick(local.optimizer)
     for (n, w), g in zip(W.items(), grads, strict=True):
         if proximal.mu:
             g.add_(w - proximal.anchor[n], alpha=proximal.mu)
@@ -355,13 +371,9 @@ def sgd_step(
         norm = float(torch.stack(torch._foreach_norm(grads)).norm())
         if norm > local.clip_norm:
             torch._foreach_mul_(grads, local.clip_norm / (norm + 1e-6))
-    if local.weight_decay:
+    if local.weight_decay and not optimizer.decoupled_decay:
         for (n, w), g in zip(W.items(), grads, strict=True):
             g.add_(w * active[n] if n in active else w, alpha=local.weight_decay)
-    if local.momentum:
-        for (n, w), g in zip(W.items(), grads, strict=True):
-            v = velocity.setdefault(n, torch.zeros_like(w))
-            new = local.momentum * v + g
-            velocity[n] = torch.where(active[n], new, v) if n in active else new
-            g.copy_(new * active[n] if n in active else new)
-    torch._foreach_add_(list(W.values()), grads, alpha=-local_pass.lr)
+    lr = step_rate(local, local_pass.lr, k, local_pass.steps)
+    optimizer.step(W, grads, state, active, local, lr)
+    state.steps += 1

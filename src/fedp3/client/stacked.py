@@ -22,15 +22,22 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedp3.client.batching import EVAL_BATCH, LocalSettings, batch_sizes, learning_rate, step_count
-from fedp3.client.context import ClientContext
+from fedp3.client.batching import (
+    EVAL_BATCH,
+    LocalSettings,
+    batch_sizes,
+    has_constant_rate,
+    learning_rate,
+    step_count,
+)
+from fedp3.client.context import ClientContext, RunSpec
 from fedp3.client.hooks import NO_HOOKS
+from fedp3.client.objectives import CLASSIFICATION
 from fedp3.client.sgd import task_masks
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.types import Chain, LayerMap, Params, Task
 from fedp3.data import Dataset, batch
 from fedp3.data.shards import Shard
-from fedp3.planning.prune_settings import PruneSettings
 
 ALIGNED = 16  # floats in a cache line
 SMALL = 1 << 18  # parameters of a network, up to which calls take longer than arithmetic
@@ -52,14 +59,18 @@ Stack = dict[str, Tensor]  # tensor name -> (clients, rows, columns), padded; a 
 # -------------------------------------------------------------------- which networks, which clients
 
 
-def can_stack(
-    layers: LayerMap, data: Dataset, local: LocalSettings, pruning: PruneSettings, device: str
-) -> bool:
+def can_stack(spec: RunSpec, data: Dataset, local: LocalSettings, device: str) -> bool:
     """Whether clients of this network train stacked.
 
-    They do if it is a small MLP, and nothing is drawn per sample or per step.
+    They do if it is a small MLP that classifies, steps are plain SGD, and nothing is drawn per
+    sample or per step.
     """
+    layers, pruning = spec.layers, spec.pruning
     chain = layers.chain
+    if spec.objective is not CLASSIFICATION or not isinstance(data.x, Tensor):
+        return False
+    if local.optimizer != "sgd" or local.optimizer_state != "round" or not has_constant_rate(local):
+        return False
     if chain is None or _parameters(layers) > SMALL or device != "cpu":
         return False
     augments = local.augment and bool(data.crop or data.flip)

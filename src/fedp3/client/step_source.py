@@ -12,12 +12,14 @@ import torch
 from torch import Tensor, nn
 
 from fedp3.client.batching import LocalSettings, batches
+from fedp3.client.objectives import RecordLoss
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.types import Params
+from fedp3.data.inputs import Inputs
 
 # (net, x, y, trained tensors, masks of active coordinates)
 #     -> (loss, gradients in the order of the trained tensors)
-Gradient = Callable[[nn.Module, Tensor, Tensor, Params, Params], tuple[float, list[Tensor]]]
+Gradient = Callable[[nn.Module, Inputs, Tensor, Params, Params], tuple[float, list[Tensor]]]
 
 
 class StepSource(Protocol):
@@ -43,9 +45,15 @@ class StepSource(Protocol):
         ...
 
     def gradient(
-        self, plain: Gradient, local: LocalSettings, samples: int, seed: int, *address: int
+        self,
+        plain: Gradient,
+        loss: RecordLoss,
+        local: LocalSettings,
+        samples: int,
+        seed: int,
+        *address: int,
     ) -> Gradient:
-        """The gradient that replaces `plain`, the gradient of the loss."""
+        """The gradient that replaces `plain`, the gradient of the mean of `loss`."""
         ...
 
     def generator(self, use: Stream, seed: int, *address: int) -> torch.Generator:
@@ -67,7 +75,13 @@ class PlainSteps:
         return batches(samples, local, stream(seed, Stream.BATCHES, *address))
 
     def gradient(
-        self, plain: Gradient, local: LocalSettings, samples: int, seed: int, *address: int
+        self,
+        plain: Gradient,
+        loss: RecordLoss,
+        local: LocalSettings,
+        samples: int,
+        seed: int,
+        *address: int,
     ) -> Gradient:
         """The gradient of the loss itself."""
         return plain

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from fedp3.client import stacked
 from fedp3.client.context import ClientContext, shrink_context
-from fedp3.client.passes import METHOD, PERSONAL, LocalResult, run_passes
+from fedp3.client.passes import METHOD, OPTIMIZER, PERSONAL, LocalResult, run_passes
 from fedp3.client.scoring import score
 from fedp3.client.sgd import load_weights, named_tensors
 from fedp3.core import masks as M
@@ -145,6 +145,8 @@ def _needed_state(context: ClientContext, task: Task) -> list[str]:
         needed.append(METHOD)
     if task.kind == "train" and compressor is not None and compressor.feedback:
         needed.append(RESIDUAL)
+    if context.local.optimizer_state == "client" and task.kind != "evaluate":
+        needed.append(OPTIMIZER)
     return [prefix.rstrip("/") for prefix in needed]
 
 

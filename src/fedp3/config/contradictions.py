@@ -7,6 +7,8 @@ from dataclasses import replace
 from fedp3 import methods
 from fedp3.config.schema import Config
 from fedp3.config.toml import toml_value
+from fedp3.data.catalogue import TEXT
+from fedp3.data.partition import ROLES
 from fedp3.devices.round_ends import ROUND_ENDS
 from fedp3.messages.compressors import COMPRESSORS
 from fedp3.methods import METHODS
@@ -81,6 +83,7 @@ def contradictions(c: Config, given: Collection[tuple[str, str]] = ()) -> list[s
     """
     mistakes = _wrong_sizes(c, given) + _wrong_uploads(c) + _wrong_downloads(c)
     mistakes += _wrong_schedules(c) + _wrong_recycling(c) + _wrong_intervals(c) + _wrong_weak(c)
+    mistakes += _wrong_data(c, given) + _wrong_steps(c)
     mistakes += refused_settings(c.plan, c.privacy) + _wrong_client_privacy(c)
     mistakes += _wrong_devices(c, given)
     return mistakes + methods.clashes(c.hooks, c.plan, c.prune, c.local)
@@ -98,6 +101,12 @@ def _wrong_sizes(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
         f"[run] quorum: {c.run.quorum}, more than the {participants} participants of a round": (
             c.run.quorum > participants
         ),
+        "[run] patience: without evaluations, nobody knows whether G improves; set [run] "
+        "eval_every": c.run.patience > 0 and c.run.eval_every == 0,
+        f"[partition] sizes: {c.partition.sizes!r}, but with kind 'roles' each client has what its "
+        "role says; leave sizes out": (
+            c.partition.kind == ROLES and c.partition.sizes != type(c.partition)().sizes
+        ),
         f"[partition] sizes: {_length(c.partition.sizes)} numbers for {n} clients": (
             isinstance(c.partition.sizes, tuple) and len(c.partition.sizes) != n
         ),
@@ -108,6 +117,35 @@ def _wrong_sizes(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
         ),
         f"[prune] keep: {_length(c.prune.keep)} device classes for {n} clients": (
             isinstance(c.prune.keep, tuple) and len(c.prune.keep) > n
+        ),
+    }
+    return [text for text, applies in reasons.items() if applies]
+
+
+def _wrong_data(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
+    """Settings of texts for another data set, and a text without a file."""
+    if c.data.name == TEXT:
+        return [] if c.data.path else ["[data] path: name = 'text' needs a file; set path"]
+    usual = type(c.data)()
+    unused = sorted(key for section, key in given if section == "data" and key != "name")
+    return [
+        f"[data] {key}: only read with name = 'text'"
+        for key in unused
+        if getattr(c.data, key) != getattr(usual, key)
+    ]
+
+
+def _wrong_steps(c: Config) -> list[str]:
+    """Settings of local steps that do not go together."""
+    local = c.local
+    by_units = SELECTORS.pick(c.prune.selector).units is not None and c.prune.shrinks
+    reasons = {
+        f"[local] momentum: {local.optimizer!r} has betas in its place; leave it at 0": (
+            local.momentum > 0 and local.optimizer != "sgd"
+        ),
+        "[local] optimizer_state: 'client' remembers numbers for weights, and a selector of units "
+        "leaves a client other weights in every round; set 'round', or [prune] physical to false": (
+            local.optimizer_state == "client" and by_units
         ),
     }
     return [text for text, applies in reasons.items() if applies]

@@ -48,9 +48,14 @@ class RunSettings:
     eval_every: int = Field(
         default=10, ge=0, description="rounds between evaluations; 0 means only at the end"
     )
+    patience: int = Field(
+        default=0,
+        ge=0,
+        description="stop once G has not improved for this many evaluations; 0 means never",
+    )
     final_p: bool = Field(
         default=True,
-        description="measure P, the accuracy after one local update, once training is over; under "
+        description="measure P, the score after one local update, once training is over; under "
         "LDP this update is charged like a round",
     )
     checkpoint_every: int = Field(

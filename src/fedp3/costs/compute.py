@@ -8,18 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedp3.client.objectives import CLASSIFICATION, Objective
 from fedp3.client.sgd import prepare
 from fedp3.core.errors import InputError
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.core.types import ClientPlan, Group, Layer, LayerMap
 from fedp3.costs.cpu_kernels import FusedAttention, working_bytes
 from fedp3.costs.traffic import VALUE, block_share, unit_counts
+from fedp3.data.inputs import Batch, call, map_tensors, tensors_of
 from fedp3.models import shrinking
 from fedp3.planning.prune_settings import PruneSettings
 
@@ -34,13 +35,15 @@ class ComputeProfile:
     Args:
         forward: for each weight tensor the FLOPs of one example's forward pass.
         net: a copy of the network on `device`.
-        shape: the shape of one example.
+        example: one record of zeros.
+        objective: the loss whose gradient a step computes.
         device: where the network can run: "meta" if possible, else "cpu".
     """
 
     forward: Mapping[str, int]
     net: nn.Module
-    shape: tuple[int, ...]
+    example: Batch
+    objective: Objective = CLASSIFICATION
     device: str = "meta"
 
 
@@ -48,20 +51,45 @@ class ComputeProfile:
 
 
 def measure(net: nn.Module, shape: tuple[int, ...]) -> ComputeProfile:
-    """Count the forward pass of one example of this shape, module by module."""
+    """Count the forward pass of one example of this shape, whose step is one of classification."""
+    label = torch.zeros(1, dtype=torch.int64)
+    return measure_on(net, Batch(torch.zeros(1, *shape), label), CLASSIFICATION)
+
+
+def measure_on(net: nn.Module, like: Batch, objective: Objective) -> ComputeProfile:
+    """Count the forward pass of one example, module by module.
+
+    Args:
+        net: the network.
+        like: at least one record; its values are not used.
+        objective: the loss of a step.
+    """
     reason = ""
     for device in DEVICES:
         scratch = copy.deepcopy(net).to(device).eval()
+        zeros = _zeros(like, 1, device)
         counter = FlopCounterMode(display=False)
         try:
             with counter, torch.no_grad(), layers_draw_from(stream(0, Stream.LAYER)):
-                scratch(torch.zeros(1, *shape, device=device))
+                call(scratch, zeros.x)
         except Exception as error:  # a user's forward pass may raise anything
             reason = f"{type(error).__name__}: {str(error)[:120]}"
             continue
         forward = _flops_by_weight(scratch, counter)
-        return ComputeProfile(forward=forward, net=scratch, shape=shape, device=device)
-    raise InputError(f"the network does not take one example of shape {shape}: {reason}")
+        return ComputeProfile(
+            forward=forward, net=scratch, example=zeros, objective=objective, device=device
+        )
+    shapes = ", ".join(str(tuple(w.shape[1:])) for w in tensors_of(like.x))
+    raise InputError(f"the network does not take one example of shape {shapes}: {reason}")
+
+
+def _zeros(like: Batch, records: int, device: str) -> Batch:
+    """A batch of zeros, whose records have the shapes and types of these."""
+
+    def of(w: Tensor) -> Tensor:
+        return torch.zeros((records, *w.shape[1:]), dtype=w.dtype, device=device)
+
+    return Batch(map_tensors(of, like.x), of(like.y))
 
 
 def _flops_by_weight(net: nn.Module, counter: FlopCounterMode) -> dict[str, int]:
@@ -194,10 +222,10 @@ def peak_bytes(
     layers: LayerMap,
     pruning: PruneSettings,
     batch: int,
-    momentum: bool,
+    slots: int,
 ) -> int:
     """Peak memory of one training step; see `step_bytes`."""
-    return step_bytes(profile, plan, layers, pruning, batch, momentum).peak
+    return step_bytes(profile, plan, layers, pruning, batch, slots).peak
 
 
 def step_bytes(
@@ -206,13 +234,13 @@ def step_bytes(
     layers: LayerMap,
     pruning: PruneSettings,
     batch: int,
-    momentum: bool,
+    slots: int,
 ) -> StepBytes:
     """Memory of one training step on a CPU, in tensors.
 
-    The peak has weights, momentum, activations from the lowest trained layer on, gradients, and the
-    copies that convolutions work on.  A process has more in memory than its tensors: the program
-    itself, and what its allocator does not return to the system.
+    The peak has weights, what the optimizer remembers, activations from the lowest trained layer
+    on, gradients, and the copies that convolutions work on.  A process has more in memory than its
+    tensors: the program itself, and what its allocator does not return to the system.
 
     Args:
         profile: the dense network.
@@ -221,7 +249,8 @@ def step_bytes(
         layers: the model's layers.
         pruning: the run's pruning.
         batch: the number of examples in the step.
-        momentum: whether the optimizer stores a velocity per trained weight.
+        slots: how many numbers the optimizer remembers per trained weight: 1 for momentum, 2 for
+            Adam.
     """
     units = unit_counts(plan, layers, pruning)
     if units and pruning.shrinks:  # the client trains a smaller network
@@ -232,10 +261,10 @@ def step_bytes(
     sizes = {n: math.prod(shape) for n, shape in layers.shapes.items()}
     stored, learned = sum(sizes.values()), sum(sizes[n] for n in trained)
     update, touched = learned, 3 * learned  # the step reads W and the gradient, and writes W
-    if momentum:
-        stored += learned
-        update += 2 * max((sizes[n] for n in trained), default=0)  # the new velocity of one tensor
-        touched += 8 * learned
+    if slots:
+        stored += slots * learned
+        update += 2 * max((sizes[n] for n in trained), default=0)  # the new state of one tensor
+        touched += (12 * slots - 4) * learned  # counted in the code of the optimizers
     if plan.split > 1:  # the gradients of the parts of a batch are added up
         stored += learned
         touched += 3 * learned * plan.split
@@ -252,9 +281,8 @@ def _both_passes(profile: ComputeProfile, trained: Sequence[str], batch: int) ->
     memory = _MemoryCounter(net)
     with layers_draw_from(stream(0, Stream.LAYER)), FusedAttention(), memory:
         # A client holds the batch until the step is over, but not the logits.
-        x = torch.zeros(batch, *profile.shape, device=profile.device)
-        y = torch.zeros(batch, dtype=torch.int64, device=profile.device)
-        loss = F.cross_entropy(net(x), y)
+        records = _zeros(profile.example, batch, profile.device)
+        loss = profile.objective.mean(call(net, records.x), records)
         grads: Sequence[Tensor] = ()
         if loss.requires_grad:
             weights = [parameters[n] for n in trained]

@@ -1,6 +1,7 @@
 """The memory that a client needs for a round: a training step, and its copy of the weights."""
 
 from fedp3.client.context import ClientContext
+from fedp3.client.optimizers import slots_of
 from fedp3.core.types import ClientPlan
 from fedp3.costs.compute import ComputeProfile, peak_bytes
 from fedp3.costs.traffic import traffic
@@ -18,8 +19,8 @@ def client_bytes(
         plan: the client's plan.
         rows: the samples in a batch.
     """
-    spec, momentum = context.spec, context.local.momentum > 0
-    step = peak_bytes(profile, plan, spec.layers, spec.pruning, rows, momentum)
+    spec, slots = context.spec, slots_of(context.local)
+    step = peak_bytes(profile, plan, spec.layers, spec.pruning, rows, slots)
     if not is_coded(spec.download):
         return step
     # The next changes apply to what was sent, which training overwrites.

@@ -3,7 +3,10 @@
 The paper pools the published train and test parts and splits every client's samples 70/30 itself
 (`fedp3.data.partition`).  A `Dataset` here therefore has no separate test part.
 
-    dataset.py         Dataset and its batches; data sets from a user's tensors or torch dataset
+    dataset.py         Dataset and its batches
+    inputs.py          the inputs of a network: a tensor, a tuple or a dict of tensors
+    user_data.py       data sets from a user's tensors or data sets, or from one for each client
+    text.py            a text file as sequences of characters, by speaker
     sources.py         the published data sets: files, shapes, addresses, checksums, normalisation
     catalogue.py       where the files are on this machine: find, load, inventory
     download.py        get: download, verify, unpack, and only then move into place
@@ -15,22 +18,28 @@ The paper pools the published train and test parts and splits every client's sam
     record_ids.py      the identity of a record, in every run and under every preprocessing
 """
 
-from fedp3.data.catalogue import DATASETS, DataSettings, Row, find, inventory, load
-from fedp3.data.dataset import Dataset, batch, from_tensors, from_torch
+from fedp3.data.catalogue import DATASETS, DataSettings, Row, find, inventory, load, load_as
+from fedp3.data.dataset import Dataset, batch, first_record
 from fedp3.data.download import get
+from fedp3.data.inputs import Batch
 from fedp3.data.sources import SOURCES
+from fedp3.data.user_data import from_tensors, from_torch, gather
 
 __all__ = [
     "DATASETS",
     "SOURCES",
+    "Batch",
     "DataSettings",
     "Dataset",
     "Row",
     "batch",
     "find",
+    "first_record",
     "from_tensors",
     "from_torch",
+    "gather",
     "get",
     "inventory",
     "load",
+    "load_as",
 ]

@@ -26,7 +26,9 @@ from fedp3.core.registry import NameIn, Registry, pick
 from fedp3.core.settings import OWN, STRICT
 from fedp3.data.dataset import Dataset
 from fedp3.data.formats import Part, present
+from fedp3.data.inputs import only_tensor, tensors_of
 from fedp3.data.sources import SOURCES, Source
+from fedp3.data.text import read_text
 
 
 @plain_dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,15 +59,31 @@ class Row:
 
 Load = Callable[[Path | None], Dataset]  # data folder, or None for the usual ones -> data set
 DATASETS: Registry[Load] = Registry("data set")
+TEXT = "text"  # the name of the data set that is read from the file `path`
 
 
 @dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
 class DataSettings:
     """The data set."""
 
-    name: Annotated[str, NameIn(DATASETS, also=(OWN,))] = Field(
+    name: Annotated[str, NameIn(DATASETS, also=(OWN, TEXT))] = Field(
         default="digits",
-        description="the data set; digits comes with scikit-learn, others with `fedp3 data get`",
+        description="the data set; digits comes with scikit-learn, others with `fedp3 data get`; "
+        "text: the text file of path",
+    )
+    path: str = Field(
+        default="",
+        description="with name = 'text': a text file, below the data folder if one is named; its "
+        "characters are the tokens",
+    )
+    length: int = Field(
+        default=64, ge=1, description="with name = 'text': characters that a network reads at once"
+    )
+    stride: int = Field(
+        default=0,
+        ge=0,
+        description="with name = 'text': how many characters further the next record begins; 0 "
+        "means that records do not overlap, which LDP needs",
     )
 
 
@@ -79,9 +97,27 @@ def load(name: str, data_dir: Path | None = None, pad_to: int | None = None) -> 
             the paper's CNN.
     """
     data = DATASETS.pick(name)(data_dir)
-    if pad_to is None or data.x.shape[-2:] == (pad_to, pad_to):
+    if pad_to is None or tensors_of(data.x)[0].shape[-2:] == (pad_to, pad_to):
         return data
-    return replace(data, x=_padded(data.x, pad_to, name), raw=data.x)
+    images = only_tensor(data.x, "a network for images")
+    return replace(data, x=_padded(images, pad_to, name), raw=images)
+
+
+def load_as(settings: DataSettings, data_dir: Path | None, pad_to: int | None = None) -> Dataset:
+    """Load the data set that a config names.
+
+    Args:
+        settings: its name, and how a text is read.
+        data_dir: the data folder to search first; a relative path of a text is below it.
+        pad_to: the side length to which raw images are padded with zeros.
+    """
+    if settings.name != TEXT:
+        return load(settings.name, data_dir, pad_to)
+    if not settings.path:
+        raise DataError("[data] name: 'text' needs a file; set [data] path")
+    path = Path(settings.path).expanduser()
+    # An absolute path stays as it is.
+    return read_text((data_dir or Path()) / path, settings.length, settings.stride)
 
 
 def _load_published(name: str, data_dir: Path | None) -> Dataset:

@@ -1,4 +1,4 @@
-"""A pool of labelled samples, and batches of it as a network reads them.
+"""A pool of samples with targets, and batches of it as a network reads them.
 
 Pixels stay raw (8 bits) until a batch is drawn: this takes a quarter of the memory, and padding and
 cropping then add true black.  A batch is (x / 255 - mean) / std per channel.  Given a generator, it
@@ -7,40 +7,46 @@ To disable normalisation and augmentation, use
 `dataclasses.replace(data, mean=(), std=(), crop=0, flip=False)`.
 """
 
-import operator
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from torch.utils import data as torch_data
 
 from fedp3.core.errors import DataError
+from fedp3.data.inputs import Batch, Inputs, map_tensors, tensors_of
+
+INPUT_TYPES = (torch.uint8, torch.float32, torch.int64)
+TARGET_TYPES = (torch.int64, torch.float32)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """One pool of labelled samples: the published train and test parts together.
+    """One pool of samples with targets: the published train and test parts together.
 
     Args:
         name: its name in reports and error messages.
-        x: samples `(N, *shape)`: raw pixels as uint8, or float32 that is scaled already.
-        y: labels (N,) from 0, as int64.
-        classes: the number of classes.
+        x: samples `(N, *shape)`: raw pixels as uint8, float32 that is scaled already, or int64 such
+            as tokens; a tuple or dict of such tensors for a network with several inputs.
+        y: labels (N,) from 0, as int64; if not `labelled`, targets `(N, ...)`, int64 or float32.
+        classes: the number of classes of a label, token or pixel; 0 if targets are no classes.
         mean: the mean of each channel on the 0..1 scale; empty means no normalisation.
         std: the standard deviation of each channel on the 0..1 scale.
         crop: the padding of the random crop; 0 means no crop.
         flip: whether images are flipped horizontally at random.
         raw: the samples before padding, where `x` was padded: what identifies a record.
         ids: a stable identifier of each sample, if its values alone do not identify it.
+        labelled: whether every sample has one class label, by which it can be partitioned.
+        objective: the name of the objective that fits the targets; empty if only its user knows.
+        roles: the number of the speaker, author or device of each sample (N,), if that is known.
+        overlapping: whether samples share parts of one text, as windows over it do.
     """
 
     name: str
-    x: Tensor
+    x: Inputs
     y: Tensor
     classes: int
     mean: tuple[float, ...] = ()
@@ -49,60 +55,116 @@ class Dataset:
     flip: bool = False
     raw: Tensor | None = None
     ids: tuple[str, ...] | None = None
+    labelled: bool = True
+    objective: str = "classification"
+    roles: Tensor | None = None
+    overlapping: bool = False
 
     def __post_init__(self) -> None:
         problem = self._problem()
         if problem:
             raise DataError(f"data set {self.name!r} {problem}")
 
+    @property
+    def outputs(self) -> int:
+        """How many numbers a network of the zoo returns for a sample, token or pixel."""
+        return self.classes or math.prod(self.y.shape[1:])
+
     def _problem(self) -> str:
         """What contradicts itself; empty if nothing does."""
-        n, shape = len(self.x), tuple(self.x.shape)
+        tensors = tensors_of(self.x)
+        if not tensors:
+            return "has no inputs"
+        n = len(tensors[0])
         if n == 0:
             return "has no samples"
-        if self.y.shape != (n,):
+        if any(len(w) != n for w in tensors):
+            return f"has inputs of different lengths: {[len(w) for w in tensors]}"
+        return (
+            self._wrong_targets(n)
+            or _wrong_type(tensors)
+            or self._wrong_identity(n)
+            or self._wrong_images()
+            or self._wrong_labels()
+        )
+
+    def _wrong_targets(self, n: int) -> str:
+        if self.labelled and self.y.shape != (n,):
             return f"has {n} samples but labels of shape {tuple(self.y.shape)}"
-        if self.x.dtype not in (torch.uint8, torch.float32):
-            return f"has samples of {self.x.dtype}, want uint8 or float32"
-        if self.y.dtype != torch.int64:
+        if self.y.dim() == 0 or len(self.y) != n:
+            return f"has {n} samples but targets of shape {tuple(self.y.shape)}"
+        return ""
+
+    def _wrong_identity(self, n: int) -> str:
+        if self.labelled and self.y.dtype != torch.int64:
             return f"has labels of {self.y.dtype}, want int64"
+        if self.y.dtype not in TARGET_TYPES:
+            return f"has targets of {self.y.dtype}, want int64 or float32"
         if self.raw is not None and len(self.raw) != n:
             return f"has {n} samples but {len(self.raw)} raw ones"
         if self.ids is not None and (len(self.ids) != n or len(set(self.ids)) != n):
             return f"has {n} samples but {len(set(self.ids))} different ids"
+        if self.roles is not None and self.roles.shape != (n,):
+            return f"has {n} samples but roles of shape {tuple(self.roles.shape)}"
+        return ""
+
+    def _wrong_images(self) -> str:
         if len(self.mean) != len(self.std):
             return f"has {len(self.mean)} means but {len(self.std)} standard deviations"
         if self.crop < 0 or not all(s > 0 for s in self.std):
             return "needs std > 0 and crop >= 0"
-        if (self.mean or self.crop or self.flip) and self.x.ndim != 4:
+        if not (self.mean or self.crop or self.flip):
+            return ""
+        if not isinstance(self.x, Tensor):
+            return "has several inputs, of which none can be normalised or augmented here"
+        shape = tuple(self.x.shape)
+        if len(shape) != 4:
             return f"needs images (N, channels, height, width) to normalise or augment, got {shape}"
         if self.mean and len(self.mean) not in (1, shape[1]):
             return f"has {len(self.mean)} means for samples of shape {shape[1:]}"
+        return ""
+
+    def _wrong_labels(self) -> str:
         low, high = int(self.y.min()), int(self.y.max())
-        if low < 0 or high >= self.classes:
+        if self.labelled and (low < 0 or high >= self.classes):
             return f"has labels {low}..{high}, want 0..{self.classes - 1}"
         return ""
 
 
-def batch(data: Dataset, indices: Tensor, augment: torch.Generator | None = None) -> Tensor:
-    """Return the samples at these indices as normalised float32.
+def _wrong_type(tensors: Sequence[Tensor]) -> str:
+    wrong = [w.dtype for w in tensors if w.dtype not in INPUT_TYPES]
+    return f"has samples of {wrong[0]}, want uint8 or float32, or int64 for tokens" if wrong else ""
+
+
+def batch(data: Dataset, indices: Tensor, augment: torch.Generator | None = None) -> Any:
+    """Return the samples at these indices, pixels as normalised float32.
 
     Args:
         data: the data set.
         indices: the samples to return.
         augment: if given, the samples are cropped and flipped at random with this generator.
     """
+    if not isinstance(data.x, Tensor):
+        return map_tensors(lambda w: _scaled(w[indices]), data.x)
     x = data.x[indices]
     if augment is not None and (data.crop or data.flip):
         x = _crop_and_flip(x, data.crop, data.flip, augment)
-    if x.dtype == torch.uint8:
-        x = x.to(torch.float32).div_(255)
+    x = _scaled(x)
     if data.mean:
         per_channel = (-1, 1, 1)
         mean = torch.tensor(data.mean, device=x.device).view(per_channel)
         std = torch.tensor(data.std, device=x.device).view(per_channel)
         x = x.sub(mean).div_(std)
     return x
+
+
+def first_record(data: Dataset) -> Batch:
+    """The first sample and its target, as a batch."""
+    return Batch(batch(data, torch.arange(1)), data.y[:1])
+
+
+def _scaled(x: Tensor) -> Tensor:
+    return x.to(torch.float32).div_(255) if x.dtype == torch.uint8 else x
 
 
 def _crop_and_flip(x: Tensor, crop: int, flip: bool, rng: torch.Generator) -> Tensor:
@@ -123,104 +185,3 @@ def _crop_and_flip(x: Tensor, crop: int, flip: bool, rng: torch.Generator) -> Te
 
 def _draw(below: int, n: int, rng: torch.Generator) -> Tensor:
     return torch.randint(below, (n, 1), generator=rng, device=rng.device).cpu()
-
-
-def from_tensors(
-    x: Tensor | npt.NDArray[Any],
-    y: Tensor | npt.NDArray[Any],
-    *,
-    name: str = "user",
-    classes: int | None = None,
-    ids: Sequence[str] | None = None,
-) -> Dataset:
-    """Create a data set from tensors or arrays.
-
-    Args:
-        x: the samples along the first dimension; uint8 means raw pixels, any other type means that
-            the values are scaled already.
-        y: integer labels from 0.
-        name: the name of the data set in reports.
-        classes: the number of classes; by default the largest label plus one.
-        ids: a stable identifier of each sample.  Under LDP a device recognises its records by it,
-            so pass one if your preprocessing changes; by default the values identify a sample.
-    """
-    samples, labels = _as_tensor(x), _as_tensor(y)
-    if labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool:
-        raise DataError(f"data set {name!r} has labels of {labels.dtype}, want integers from 0")
-    if samples.is_complex():
-        raise DataError(f"data set {name!r} has samples of {samples.dtype}, want real numbers")
-    if samples.dtype != torch.uint8:
-        samples = samples.to(torch.float32)
-    samples, labels = samples.contiguous(), labels.to(torch.int64).contiguous()
-    if samples.is_floating_point() and not bool(torch.isfinite(samples).all()):
-        finite = torch.isfinite(samples.reshape(len(samples), -1)).all(1)
-        first = int((~finite).nonzero()[0])
-        raise DataError(
-            f"data set {name!r} has a value that is not finite in sample {first}: clean it first"
-        )
-    if classes is None:
-        classes = int(labels.max()) + 1 if labels.numel() else 0
-    return Dataset(
-        name=name,
-        x=samples,
-        y=labels,
-        classes=classes,
-        ids=None if ids is None else tuple(map(str, ids)),
-    )
-
-
-def _as_tensor(values: Tensor | npt.NDArray[Any]) -> Tensor:
-    """The values in this machine's byte order, detached from any graph of gradients."""
-    if isinstance(values, np.ndarray):
-        values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
-    return torch.as_tensor(values).detach()
-
-
-def from_torch(
-    dataset: torch_data.Dataset[Any], *, name: str = "user", classes: int | None = None
-) -> Dataset:
-    """Create a data set from all (x, label) pairs of a map-style torch dataset.
-
-    Each pair is read once, so that a random transform is drawn only once.
-
-    Args:
-        dataset: the torch dataset.
-        name: the name of the data set in reports.
-        classes: the number of classes; by default the largest label plus one.
-    """
-    if not (hasattr(dataset, "__len__") and hasattr(dataset, "__getitem__")):
-        kind = type(dataset).__name__
-        raise DataError(f"data set {name!r} is a {kind} without a length: want a map-style dataset")
-    samples: list[Tensor] = []
-    labels: list[int] = []
-    for i in range(len(dataset)):
-        x, y = _pair(dataset[i], i, name)
-        if samples and x.shape != samples[0].shape:
-            raise DataError(
-                f"data set {name!r}: sample {i} has shape {tuple(x.shape)}, sample 0 has "
-                f"{tuple(samples[0].shape)}; bring all samples to one shape"
-            )
-        samples.append(x)
-        labels.append(y)
-    if not samples:
-        raise DataError(f"data set {name!r} has no samples")
-    return from_tensors(torch.stack(samples), torch.tensor(labels), name=name, classes=classes)
-
-
-def _pair(item: Any, i: int, name: str) -> tuple[Tensor, int]:
-    if not isinstance(item, Sequence) or len(item) != 2:
-        raise DataError(
-            f"data set {name!r}: sample {i} is a {type(item).__name__}, want a pair (x, label)"
-        )
-    x, y = item
-    if not isinstance(x, Tensor | np.ndarray):
-        raise DataError(
-            f"data set {name!r}: sample {i} is of type {type(x).__name__}, want a tensor; "
-            "add a transform that returns one"
-        )
-    try:
-        return torch.as_tensor(x), operator.index(y)
-    except TypeError:
-        raise DataError(
-            f"data set {name!r}: the label of sample {i} is {y!r}, want an integer from 0"
-        ) from None

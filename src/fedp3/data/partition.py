@@ -4,6 +4,7 @@
     classes    S1, by classes: client i has equally many samples of each of c consecutive classes,
                {i, ..., i+c-1} mod C
     dirichlet  S2: p_i ~ Dir(alpha 1_C), and client i draws classes from p_i until it is full
+    roles      client i has what the role with the i-th most samples says
 
 No sample is given to two clients; with sizes "equal" or "lognormal" every sample is given to one.
 Every partition is a function of the labels, the seed and its parameters alone.  Each client's
@@ -23,7 +24,7 @@ from pydantic.dataclasses import dataclass
 from fedp3.core.errors import InputError
 from fedp3.core.randomness import Stream, numpy_stream
 from fedp3.core.registry import NameIn, Registry, pick
-from fedp3.core.settings import STRICT
+from fedp3.core.settings import OWN, STRICT
 
 Ints = npt.NDArray[np.int64]
 Rng = np.random.Generator
@@ -32,6 +33,8 @@ Rng = np.random.Generator
 # client, then those of the second, and so on.
 PARTITIONS: Registry[Callable[..., Ints]] = Registry("partition")
 
+ROLES = "roles"  # the partition by speakers, which needs no labels
+BY_LABELS = ("classes", "dirichlet")  # partitions that need labels
 SPREAD = 0.5  # standard deviation of the logarithm of lognormal sizes
 
 
@@ -39,11 +42,12 @@ SPREAD = 0.5  # standard deviation of the logarithm of lognormal sizes
 class PartitionSettings:
     """Which samples each client has."""
 
-    kind: Annotated[str, NameIn(PARTITIONS)] = Field(
+    kind: Annotated[str, NameIn(PARTITIONS, also=(OWN, ROLES))] = Field(
         default="classes",
         description="classes: client i has the classes i, i+1, ..., i+c-1 (mod C); "
         "dirichlet: each client draws its class mix from Dir(alpha); "
-        "iid: each client has a random share",
+        "iid: each client has a random share; "
+        "roles: each client is one of the roles of a play that say most",
     )
     clients: int = Field(default=20, ge=1, description="number of clients, n")
     classes: int = Field(
@@ -107,6 +111,25 @@ def partition(
         alpha=alpha,
     )
     return tuple(np.sort(part) for part in np.split(dealt, np.cumsum(m)[:-1]))
+
+
+def by_roles(roles: npt.NDArray[Any], clients: int) -> tuple[Ints, ...]:
+    """Return the samples of each client: those of the roles with the most samples.
+
+    Roles beyond the number of clients are left out, and so are their samples.
+
+    Args:
+        roles: the role of each sample, integers from 0.
+        clients: the number of clients.
+    """
+    counts = np.bincount(roles)
+    named = np.argsort(-counts, kind="stable")[: int((counts > 0).sum())]
+    if clients > len(named):
+        raise InputError(
+            f"[partition] clients: {clients} for the {len(named)} roles of this text; each client "
+            f"is one role: set 1..{len(named)}"
+        )
+    return tuple(np.flatnonzero(roles == role).astype(np.int64) for role in named[:clients])
 
 
 def client_sizes(

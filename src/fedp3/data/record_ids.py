@@ -2,7 +2,7 @@
 
 Privacy is accounted per record.  So a record must be recognised in every run: whatever its index,
 whichever client has it, and whether or not the run pads its images.  Its identity is therefore a
-hash of its raw values and its label, or of an identifier that the data set supplies.
+hash of its raw values and its target, or of an identifier that the data set supplies.
 """
 
 import hashlib
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from torch import Tensor
 
 from fedp3.data.dataset import Dataset
+from fedp3.data.inputs import tensors_of
 
 ID_BYTES = 16  # two records share an identity by chance in 2^64
 
@@ -29,12 +30,20 @@ def record_ids(data: Dataset, indices: Tensor, key: bytes = b"") -> list[bytes]:
     if data.ids is not None:
         return [digest(b"id", data.ids[j].encode()) for j in indices.tolist()]
     raw = data.x if data.raw is None else data.raw
-    values, labels = raw[indices].contiguous(), data.y[indices].tolist()
-    kind = f"{values.dtype}{tuple(values.shape[1:])}".encode()
-    return [
-        digest(kind, w.numpy().tobytes() + b"%d" % label)
-        for w, label in zip(values, labels, strict=True)
-    ]
+    parts = [w[indices].contiguous() for w in tensors_of(raw)]
+    kind = " ".join(f"{w.dtype}{tuple(w.shape[1:])}" for w in parts).encode()
+    targets = _target_bytes(data, indices)
+    identities = []
+    for *values, target in zip(*parts, targets, strict=True):
+        content = b"".join(w.numpy().tobytes() for w in values)
+        identities.append(digest(kind, content + target))
+    return identities
+
+
+def _target_bytes(data: Dataset, indices: Tensor) -> list[bytes]:
+    if data.labelled:
+        return [b"%d" % label for label in data.y[indices].tolist()]
+    return [y.numpy().tobytes() for y in data.y[indices].contiguous()]
 
 
 def _plain(kind: bytes, content: bytes) -> bytes:

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -11,3 +12,6 @@ class Shard:
 
     train: Tensor
     test: Tensor
+
+
+NO_SAMPLES = Shard(torch.arange(0), torch.arange(0))

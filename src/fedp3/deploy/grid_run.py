@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from fedp3.config import Config
 from fedp3.core.errors import InputError
 from fedp3.data import Dataset, from_tensors
+from fedp3.data.inputs import Inputs, map_tensors
 from fedp3.data.partition import split
 from fedp3.data.shards import Shard
 from fedp3.deploy.flower_app import ServeSettings, serve
@@ -34,10 +35,11 @@ def run_on_grid(
     grid: Grid,
     config: Config,
     net: nn.Module,
-    example: Tensor,
+    example: Inputs,
     classes: int,
     out: Path | None = None,
     *,
+    target: Tensor | None = None,
     resume: bool = False,
     wait: float = 60.0,
 ) -> Outcome:
@@ -49,12 +51,16 @@ def run_on_grid(
             used.
         net: its weights are W_0; the nodes' networks must have the same layers.
         example: one input of the network, without a batch axis.
-        classes: the number of classes.
+        classes: the number of classes; 0 if there are none.
         out: the run folder; with it the run can be resumed and has a report.
+        target: one target, without a batch axis, where it is no label; `[local] objective` then
+            names the objective.
         resume: continue the run in `out`.
         wait: seconds to wait for all nodes before the first round.
     """
-    data = from_tensors(example.unsqueeze(0), torch.zeros(1, dtype=torch.int64), classes=classes)
+    x = map_tensors(lambda w: w.unsqueeze(0), example)
+    y = torch.zeros(1, dtype=torch.int64) if target is None else target.unsqueeze(0)
+    data = from_tensors(x, y, classes=classes, labelled=target is None)
     experiment = assemble_from(config, net, data, shards=_empty_shards(config))
     return serve(grid, experiment, ServeSettings(out=out, resume=resume, wait=wait))
 

@@ -32,6 +32,7 @@ from fedp3.client.update import Job
 from fedp3.config.plugins import Plugin, load_plugin
 from fedp3.core.errors import InputError
 from fedp3.core.types import Failure, RejectionCode, Reply, Task
+from fedp3.data.inputs import map_tensors
 from fedp3.data.shards import Shard
 from fedp3.engines.base import Answer, Engine, States, attempt_all, group_jobs, too_late
 from fedp3.engines.shared_memory import (
@@ -79,7 +80,8 @@ def pool(
     """
     store = states or States()
     data = context.data  # in shared memory, workers map it instead of copying it
-    data = replace(data, x=in_shared_memory(data.x), y=in_shared_memory(data.y))
+    x = map_tensors(in_shared_memory, data.x)
+    data = replace(data, x=x, y=in_shared_memory(data.y))
     context = replace(context, data=data)
     processes = _Workers(_WorkerSetup(tuple(plugins), context, shards), workers)
     rounds = _Rounds(processes, at_once=workers + AHEAD, deadline=deadline)

@@ -14,21 +14,30 @@ from torch import nn
 
 from fedp3 import data as datasets
 from fedp3 import methods
+from fedp3.client.batching import AUTO as AUTO_OBJECTIVE
 from fedp3.client.context import ClientContext, RunSpec
 from fedp3.client.hooks import Hooks
+from fedp3.client.objectives import OBJECTIVES, Objective
 from fedp3.client.stacked import can_stack
 from fedp3.config import Config
 from fedp3.config.contradictions import contradictions
 from fedp3.core.errors import ConfigError, InputError
 from fedp3.core.settings import OWN
 from fedp3.core.types import ClientPlan, Layer
-from fedp3.costs.compute import ComputeProfile, measure
+from fedp3.costs.compute import ComputeProfile, measure_on
 from fedp3.costs.table import ClientCost, client_costs
-from fedp3.data import Dataset
-from fedp3.data.partition import histogram, partition, split
+from fedp3.data import Dataset, first_record
+from fedp3.data.inputs import only_tensor
+from fedp3.data.partition import BY_LABELS, ROLES, by_roles, histogram, partition, split
 from fedp3.data.partition_file import read_partition
 from fedp3.data.shards import Shard
-from fedp3.experiment.compatibility import check_device, check_model, refuse_frozen, smallest_batch
+from fedp3.experiment.compatibility import (
+    check_device,
+    check_hooks,
+    check_model,
+    refuse_frozen,
+    smallest_batch,
+)
 from fedp3.experiment.device_plans import on_devices, with_fleet
 from fedp3.messages.versions import Published, begin, is_coded
 from fedp3.methods.fedcr import coded_tail
@@ -88,7 +97,7 @@ class Experiment:
         """FLOPs and memory of the network."""
         if self.server.fleet is not None:
             return self.server.fleet.profile
-        return measure(self.client.net, tuple(self.client.data.x.shape[1:]))
+        return measure_on(self.client.net, first_record(self.client.data), self.client.objective)
 
     @cached_property
     def costs(self) -> list[ClientCost]:
@@ -119,9 +128,12 @@ class Experiment:
 
     @property
     def labels(self) -> np.ndarray:
-        """Samples of each class at each client: (clients, classes)."""
+        """Samples of each class at each client: (clients, classes); one class without labels."""
+        data = self.client.data
         parts = [torch.cat([s.train, s.test]).numpy() for _, s in sorted(self.shards.items())]
-        return histogram(self.client.data.y.numpy(), parts, self.client.data.classes)
+        if not data.labelled:
+            return np.array([[len(part)] for part in parts])
+        return histogram(data.y.numpy(), parts, data.classes)
 
 
 def assemble(config: Config, data_dir: Path | None = None) -> Experiment:
@@ -142,9 +154,10 @@ def load_parts(config: Config, data_dir: Path | None = None) -> tuple[nn.Module,
             "this config is of a run by fedp3.run, whose model and data are not in it: call "
             "fedp3.run again in your program, with the same out=FOLDER and resume=True to continue"
         )
-    data = datasets.load(config.data.name, data_dir, MODELS.pick(config.model.name).image_side)
+    data = datasets.load_as(config.data, data_dir, MODELS.pick(config.model.name).image_side)
     tail = coded_tail(config.hooks.code, config.model)
-    spec = ModelSpec(tuple(data.x.shape[1:]), data.classes, config.model, tail)
+    x = only_tensor(data.x, f"the network {config.model.name!r}")
+    spec = ModelSpec(tuple(x.shape[1:]), data.outputs, config.model, tail)
     return build(spec, config.run.seed), data
 
 
@@ -156,6 +169,7 @@ def assemble_from(
     shards: Mapping[int, Shard] | None = None,
     *,
     resolve_noise: bool = True,
+    objective: Objective | None = None,
 ) -> Experiment:
     """The experiment of a user's network and data.
 
@@ -167,11 +181,15 @@ def assemble_from(
         shards: the samples of each client; None partitions the data as the config describes.
         resolve_noise: under LDP, find the noise and the budget; a node leaves this to the server,
             whose tasks name the noise.
+        objective: what clients minimise; None means what the config names.
     """
     check_device(config.run.device)
+    objective = objective or objective_of(config, data)
     shards = _shards(config, data) if shards is None else shards
-    check_model(net, data, smallest_batch(shards, config.local.batch), config.run.seed)
-    spec = _run_spec(config, net, layers)
+    smallest = smallest_batch(shards, config.local.batch)
+    check_model(net, data, smallest, config.run.seed, objective)
+    spec = replace(_run_spec(config, net, layers), objective=objective)
+    check_hooks(spec)
     refuse_frozen(net)
     client = _client_context(config, spec, net, data)
     exchange = spec.hooks.exchange
@@ -217,7 +235,34 @@ def assemble_client(config: Config, net: nn.Module, data: Dataset) -> ClientCont
         data: all samples.
     """
     check_device(config.run.device)
-    return _client_context(config, _run_spec(config, net), net, data)
+    spec = replace(_run_spec(config, net), objective=objective_of(config, data))
+    return _client_context(config, spec, net, data)
+
+
+def objective_of(config: Config, data: Dataset) -> Objective:
+    """The objective that a config names, or the one that fits the data set.
+
+    Raises:
+        InputError: if it needs labels, and the data set has none.
+    """
+    name = config.local.objective
+    if name == OWN:
+        raise InputError(
+            "this config is of a run by fedp3.run with an objective that is not registered: call "
+            "fedp3.run again in your program, with the same out=FOLDER and resume=True to continue"
+        )
+    if name == AUTO_OBJECTIVE and not data.objective:
+        raise InputError(
+            f"data set {data.name!r} has targets other than labels: say what clients minimise, "
+            "with objective=... in fedp3.run or [local] objective"
+        )
+    objective = OBJECTIVES.pick(data.objective if name == AUTO_OBJECTIVE else name)
+    if objective.labelled and not data.labelled:
+        raise InputError(
+            f"[local] objective: {name!r} needs one label per sample, and data set {data.name!r} "
+            "has other targets"
+        )
+    return objective
 
 
 def _run_spec(
@@ -285,7 +330,7 @@ def _client_context(config: Config, spec: RunSpec, net: nn.Module, data: Dataset
         local=config.local,
         initial=initial,
         device=config.run.device,
-        stacked=can_stack(spec.layers, data, config.local, config.prune, config.run.device),
+        stacked=can_stack(spec, data, config.local, config.run.device),
     )
 
 
@@ -345,18 +390,37 @@ def _shards(config: Config, data: Dataset) -> dict[int, Shard]:
             raise InputError(
                 f"{p.file} has {len(parts)} clients, but [partition] clients is {p.clients}"
             )
+    elif p.kind == ROLES:
+        if data.roles is None:
+            raise InputError(
+                f"[partition] kind: data set {data.name!r} has no roles; in a text, a speaker's "
+                "name stands on a line of its own and ends with a colon; use 'iid'"
+            )
+        parts = by_roles(data.roles.numpy(), p.clients)
     else:
+        if not data.labelled and p.kind in BY_LABELS:
+            raise InputError(
+                f"[partition] kind: {p.kind!r} divides samples by their labels, and data set "
+                f"{data.name!r} has none; use 'iid'"
+                + ("" if data.roles is None else f" or {ROLES!r}")
+            )
         parts = partition(
             p.kind,
-            data.y.numpy(),
+            data.y.numpy() if data.labelled else np.zeros(len(data.y), np.int64),
             p.clients,
             seed=seed,
             classes=p.classes,
             alpha=p.alpha,
             sizes=p.sizes,
         )
+    return split_parts(parts, config)
+
+
+def split_parts(parts: Sequence[np.ndarray], config: Config) -> dict[int, Shard]:
+    """The train and test samples of each client, whose samples these are."""
     shards = {}
     for i, part in enumerate(parts):
-        train, test = split(part, seed=seed, client=i, share=p.train_share)
+        share = config.partition.train_share
+        train, test = split(part, seed=config.run.seed, client=i, share=share)
         shards[i] = Shard(torch.from_numpy(train), torch.from_numpy(test))
     return shards

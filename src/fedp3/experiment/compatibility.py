@@ -9,9 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from fedp3.client.batching import batch_sizes
+from fedp3.client.context import RunSpec
+from fedp3.client.objectives import CLASSIFICATION, Objective
 from fedp3.core.errors import InputError
 from fedp3.core.randomness import Stream, layers_draw_from, stream
-from fedp3.data import Dataset, batch
+from fedp3.data import Batch, Dataset, batch
+from fedp3.data.inputs import call, tensors_of
 from fedp3.data.shards import Shard
 from fedp3.models.buffers import restored_buffers
 
@@ -27,51 +30,88 @@ def smallest_batch(shards: Mapping[int, Shard], size: int) -> int:
     return min(smallest, default=size)
 
 
-def check_model(net: nn.Module, data: Dataset, smallest: int, seed: int) -> None:
-    """Refuse a network that cannot compute these samples, or has no output for some class.
+def check_model(
+    net: nn.Module,
+    data: Dataset,
+    smallest: int,
+    seed: int,
+    objective: Objective = CLASSIFICATION,
+) -> None:
+    """Refuse a network that cannot compute these samples, or outputs that do not fit the objective.
 
     Args:
         net: the network.
         data: the samples.
         smallest: the fewest samples in a training step.
         seed: what random layers draw from.
+        objective: what the outputs are for.
     """
     with restored_buffers(net):  # training mode writes to buffers
-        from_one = int(data.y.min()) == 1 if len(data.y) > 1 else False
         for samples, training in ((2, False), (min(2, smallest), True)):
-            x, outputs = _outputs(net, data, samples, seed, training=training)
-            _check_outputs(x, outputs, data.classes, from_one=from_one)
+            # On a Flower server, data is one example.
+            indices = torch.arange(samples) % len(data.y)
+            records = Batch(batch(data, indices), data.y[indices])
+            outputs = _outputs(net, records, seed, training=training)
+            _check_outputs(outputs, records, data, objective)
 
 
-def _outputs(
-    net: nn.Module, data: Dataset, samples: int, seed: int, *, training: bool
-) -> tuple[Tensor, object]:
-    x = batch(data, torch.arange(samples) % len(data.x))  # on a Flower server, data is one example
-    before = net.training
+def _outputs(net: nn.Module, records: Batch, seed: int, *, training: bool) -> object:
+    before, count = net.training, len(records.y)
     try:
         with torch.no_grad(), layers_draw_from(stream(seed, Stream.LAYER)):
-            return x, net.train(training)(x)
+            outputs: object = call(net.train(training), records.x)
+            return outputs
     except Exception as error:
         text = (str(error).strip().splitlines() or [""])[0]
-        what, hint = f"take samples of shape {tuple(x.shape[1:])}", ""
+        shapes = ", ".join(str(tuple(w.shape[1:])) for w in tensors_of(records.x))
+        what, hint = f"take samples of shape {shapes}", ""
         if training:
-            what = f"train on a batch of {len(x)}"
-        if training and len(x) == 1:
+            what = f"train on a batch of {count}"
+        if training and count == 1:
             hint = "; normalisation over a batch needs more: use a larger local.batch"
         raise InputError(f"the model cannot {what}: {type(error).__name__}: {text}{hint}") from None
     finally:
         net.train(before)
 
 
-def _check_outputs(x: Tensor, outputs: object, classes: int, *, from_one: bool) -> None:
-    if not isinstance(outputs, Tensor):
-        raise InputError(f"the model returns a {type(outputs).__name__}, want one tensor of logits")
-    if outputs.dim() != 2 or len(outputs) != len(x) or outputs.shape[1] < classes:
+def _check_outputs(outputs: object, records: Batch, data: Dataset, objective: Objective) -> None:
+    """Refuse outputs from which the objective has no loss for each record, or no score."""
+    try:
+        problem = objective.problem(outputs, records, data) if objective.problem else ""
+        if not problem:
+            with torch.no_grad():
+                problem = _wrong_losses(objective, outputs, records)
+    except Exception as error:  # whatever a user's objective raises
+        text = (str(error).strip().splitlines() or [""])[0]
+        problem = f"the objective cannot judge the model's outputs: {type(error).__name__}: {text}"
+    if problem:
+        raise InputError(problem)
+
+
+def _wrong_losses(objective: Objective, outputs: object, records: Batch) -> str:
+    """Why an objective's losses or sums are not what they should be; empty if they are."""
+    losses, count = objective.loss(outputs, records), len(records.y)
+    if not isinstance(losses, Tensor) or losses.shape != (count,):
+        got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
+        return (
+            f"the objective's loss of {count} records is {got}, want shape ({count},): one number "
+            "for each record, not their mean"
+        )
+    sums = objective.evaluate(outputs, records)
+    for name, metric in objective.metrics.items():
+        if not isinstance(metric(sums), int | float):
+            return f"the objective's metric {name!r} is a {type(metric(sums)).__name__}, no number"
+    return ""
+
+
+def check_hooks(spec: RunSpec) -> None:
+    """Refuse parts of a method that assume classification, where the objective is another one."""
+    parts = spec.hooks.needs_labels
+    if parts and not spec.objective.labelled:
         raise InputError(
-            f"for {len(x)} samples of shape {tuple(x.shape[1:])} the model returns shape "
-            f"{tuple(outputs.shape)}, want ({len(x)}, k) with k >= {classes} classes "
-            f"(labels run from 0 to {classes - 1})"
-            + ("; the smallest label is 1: if labels count from 1, pass y - 1" if from_one else "")
+            f"the method's {' and '.join(parts)} {'is' if len(parts) == 1 else 'are'} made for "
+            "classification, and this run has another objective; use a method without it, such as "
+            "fedavg or fedp3"
         )
 
 

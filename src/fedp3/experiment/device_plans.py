@@ -6,8 +6,9 @@ from dataclasses import replace
 from fedp3.client.context import ClientContext
 from fedp3.config import Config
 from fedp3.core.types import ClientPlan, Params
-from fedp3.costs.compute import measure
+from fedp3.costs.compute import measure_on
 from fedp3.costs.table import ClientCost
+from fedp3.data import first_record
 from fedp3.devices.options import KEEPS, transfer_and_work
 from fedp3.devices.run_fleet import (
     FleetInputs,
@@ -55,7 +56,7 @@ def with_fleet(
         settings=settings,
         devices=devices,
         context=client,
-        profile=measure(client.net, tuple(client.data.x.shape[1:])),
+        profile=measure_on(client.net, first_record(client.data), client.objective),
         examples=examples,
         extra=extra,
     )

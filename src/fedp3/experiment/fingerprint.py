@@ -11,6 +11,7 @@ from safetensors.torch import load as load_tensors
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import read_json, state_home, write_secret
 from fedp3.core.hashing import model_sha256, sha256_of
+from fedp3.data.inputs import tensors_of
 from fedp3.experiment.assemble import Experiment, published_at_start
 
 KEYED = ("machine", "data", "clients")
@@ -38,7 +39,8 @@ def fingerprint(experiment: Experiment) -> dict[str, str]:
     if not any(len(s.train) or len(s.test) for s in experiment.shards.values()):
         return about  # the samples are on the nodes; the server has one example
     key = _machine_key()
-    samples = sha256_of(key, data.x.contiguous().numpy(), data.y.contiguous().numpy())
+    values = [w.contiguous().numpy() for w in (*tensors_of(data.x), data.y)]
+    samples = sha256_of(key, *values)
     return about | {
         "machine": sha256_of(key, b"which key"),
         "data": samples,

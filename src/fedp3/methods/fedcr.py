@@ -21,6 +21,7 @@ from torch import Tensor, nn
 from fedp3.client.hooks import Exchange, LossInputs, TrainedClient
 from fedp3.core.errors import InputError
 from fedp3.core.types import LayerMap, Params
+from fedp3.data.inputs import call
 from fedp3.models.zoo import ModelSettings, Tail, plain_tail, scale_width
 
 NEEDS_CODE = (
@@ -110,7 +111,7 @@ def _reply(trained: TrainedClient) -> tuple[Params, Params]:
     try:
         for x, y in trained.batches():
             outputs.clear()
-            net(x)
+            call(net, x)
             mu, sigma = gaussian(outputs[0])
             trust = sigma.clamp(min=FLOOR) ** -2
             precision.index_add_(0, y.cpu(), trust.cpu())
@@ -133,4 +134,4 @@ def _combine(stored: Params, replies: Sequence[Params], clients: int) -> Params:
     return {"mean": weighted / precision, "std": precision**-0.5}
 
 
-GAUSSIANS = Exchange(begin=_begin, reply=_reply, combine=_combine)
+GAUSSIANS = Exchange(begin=_begin, reply=_reply, combine=_combine, by_class=True)

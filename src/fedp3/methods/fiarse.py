@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedp3.client.step_source import Gradient
 from fedp3.core.types import Params
+from fedp3.data.inputs import Inputs
 
 
 def through_threshold(gradient: Gradient, start: Params, masks: Mapping[str, Tensor]) -> Gradient:
@@ -35,7 +36,7 @@ def through_threshold(gradient: Gradient, start: Params, masks: Mapping[str, Ten
     theta = torch.cat(retained).min()
 
     def with_mask(
-        net: nn.Module, x: Tensor, y: Tensor, W: Params, active: Params
+        net: nn.Module, x: Inputs, y: Tensor, W: Params, active: Params
     ) -> tuple[float, list[Tensor]]:
         sizes = {n: W[n].detach().abs() for n in W if n in masks}
         kept = {n: (size >= theta) & masks[n] for n, size in sizes.items()}

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fedp3.client.hooks import LossInputs
 from fedp3.core.types import Group
+from fedp3.data.inputs import Inputs, call
 
 
 def zero_absent(logits: Tensor, labels: Tensor) -> Tensor:
@@ -50,7 +51,7 @@ def scaled_outputs(net: nn.Module, shares: Mapping[Group, float]) -> Iterator[No
 
 
 @torch.no_grad()
-def recompute_statistics(net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]]) -> None:
+def recompute_statistics(net: nn.Module, batches: Iterable[tuple[Inputs, Tensor]]) -> None:
     """Static batch norm: running statistics become averages over the client's samples.
 
     Those of frozen layers stay as they are.
@@ -63,6 +64,6 @@ def recompute_statistics(net: nn.Module, batches: Iterable[tuple[Tensor, Tensor]
         m.momentum = None  # torch then takes the cumulative average
     if norms:
         for x, _ in batches:
-            net(x)
+            call(net, x)
     for m, momentum in zip(norms, momenta, strict=True):
         m.momentum = momentum

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
-from fedp3.client.batching import LocalSettings
+from fedp3.client.batching import LocalSettings, has_constant_rate
 from fedp3.client.hooks import Exchange, Hooks, Loss, Pass, TransformOutputs
 from fedp3.core.registry import NameIn, Registry
 from fedp3.core.settings import STRICT
@@ -173,6 +173,10 @@ def clashes(
         "to 'always' and head to 'shared'": scaffold and not (full and plan.head == "shared"),
         "[hooks] exchange: 'scaffold' computes the mean gradient from the change of a client's "
         "weights; set [local] momentum to 0": scaffold and local.momentum > 0,
+        "[hooks] exchange: 'scaffold' computes the mean gradient from steps of equal length along "
+        "gradients; set [local] optimizer to 'sgd', warmup to 0 and step_schedule to 'constant'": (
+            scaffold and (local.optimizer != "sgd" or not has_constant_rate(local))
+        ),
         "[hooks] exchange: 'scaffold' needs one pass over the full model; set [hooks] passes to "
         "'joint'": scaffold and s.passes != "joint",
         "[hooks] code: the loss 'code' and the exchange 'gaussians' need a stochastic code; set "

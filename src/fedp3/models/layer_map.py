@@ -1,7 +1,8 @@
 """From any `nn.Module` to named layers and the units that connect them.
 
 The network is traced once (`unit_tracing`), which finds its layers and units.  A network that
-cannot be traced still gets layers, in order of registration, and a note with the reason.
+cannot be traced still gets layers, in order of registration, and a note with the reason.  The
+layers of a transformer are its blocks (`transformer_blocks`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from torch.nn.parameter import is_lazy
 from fedp3.core.errors import InputError
 from fedp3.core.types import Layer, LayerMap
 from fedp3.models.buffers import record_initial_values
+from fedp3.models.transformer_blocks import block_layers, find_blocks
 from fedp3.models.unit_tracing import LAYER_NORMS, ROOT, Trace, trace_units
 
 
@@ -27,7 +29,7 @@ def layer_map(net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = Non
     tensors, buffers = _tensors(net)
     record_initial_values(net)
     trace, note = trace_units(net)
-    named = _group(net, tensors, trace) if layers is None else _check_layers(layers, tensors)
+    named = _found(net, tensors, trace) if layers is None else _check_layers(layers, tensors)
     layer_of = {name: l for l, names in named.items() for name in names}
     groups = {
         g: replace(group, layer=layer_of[f"{g}.weight"])
@@ -127,6 +129,14 @@ def _layer_norm_parameters(net: nn.Module) -> set[str]:
         if isinstance(module, LAYER_NORMS):
             names.update(name for name, _ in module.named_parameters(path, recurse=False))
     return names
+
+
+def _found(
+    net: nn.Module, tensors: Mapping[str, Tensor], trace: Trace
+) -> dict[Layer, tuple[str, ...]]:
+    """The layers of a network: blocks of a transformer, otherwise as traced."""
+    blocks = find_blocks(net)
+    return block_layers(tensors, blocks) if blocks else _group(net, tensors, trace)
 
 
 def _group(

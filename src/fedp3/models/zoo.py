@@ -58,6 +58,14 @@ class ModelSettings:
         description="resnet18: 3 is a 3x3 stem for small images; 7 is 7x7 with stride 2 and max "
         "pooling, as for ImageNet",
     )
+    blocks: int = Field(default=4, ge=1, le=64, description="gpt, vit: transformer blocks")
+    heads: int = Field(
+        default=4,
+        ge=1,
+        le=64,
+        description="gpt, vit: attention heads, each 32 times the width factor wide",
+    )
+    patch: int = Field(default=4, ge=1, description="vit: side length of a patch of an image")
 
 
 # (features, classes) -> the module between body and head, and the head

@@ -6,9 +6,10 @@ one lock, since a machine may handle several messages at once.
 
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from fedp3.client.objectives import TESTED
 from fedp3.core.errors import RunError
 from fedp3.core.files import finite_or_none, locked
 from fedp3.core.types import Task
@@ -23,6 +24,7 @@ from fedp3.privacy.ledger import TEST, TRAINING, Charge, append, composed, new_c
 from fedp3.privacy.settings import Mechanism, PrivacySettings
 
 ROUNDING = 1.001  # by how much two versions of an accountant may differ
+TRAINED = ("loss", "density")  # metrics of training, which are no sums over test records
 SCORES = Mechanism(noise_multiplier=0.0, sample_rate=1.0)  # every test record is in every score
 
 
@@ -124,19 +126,28 @@ def allowed_scores(
     return without_marked(data, shard, marks.ids)
 
 
-def noisy_scores(metrics: Mapping[str, float], noise_multiplier: float) -> dict[str, float]:
-    """Scores with noise on the number of correct answers, which one record changes by at most 1.
+def noisy_scores(
+    metrics: Mapping[str, float], noise_multiplier: float, shares: Collection[str] = ("correct",)
+) -> dict[str, float]:
+    """Scores with noise on the sums that one record changes by at most 1.
 
-    The sum of losses is left out, because one record could change it by any amount.
+    Other sums, such as that of losses, are left out: one record could change them by any amount.
+    The noise is for one sum, so that only the first is released.
+
+    Args:
+        metrics: an update's metrics, with sums if records were tested.
+        noise_multiplier: the standard deviation of the noise; 0 releases everything exactly.
+        shares: names of sums to which each record adds a number from 0 to 1.
     """
-    released = dict(metrics)
-    if not noise_multiplier or "correct" not in released:
-        return released
-    released.pop("test_loss", None)
-    # Two draws, as for updates: a single one has too short tails.
-    draws = [random.SystemRandom().gauss(0, noise_multiplier / math.sqrt(2)) for _ in range(2)]
-    noisy = round(released["correct"] + sum(draws))
-    released["correct"] = min(max(noisy, 0), int(released["tested"]))
+    if not noise_multiplier or TESTED not in metrics:
+        return dict(metrics)
+    released = {name: metrics[name] for name in (*TRAINED, TESTED) if name in metrics}
+    noised = next((name for name in sorted(shares) if name in metrics), None)
+    if noised is not None:
+        # Two draws, as for updates: a single one has too short tails.
+        draws = [random.SystemRandom().gauss(0, noise_multiplier / math.sqrt(2)) for _ in range(2)]
+        noisy = round(metrics[noised] + sum(draws))
+        released[noised] = min(max(noisy, 0), int(metrics[TESTED]))
     return released
 
 

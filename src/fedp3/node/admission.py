@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from pathlib import Path
 
 from fedp3.client.context import ClientContext
 from fedp3.config import Config
@@ -77,6 +78,13 @@ def refused_configs(policy: Policy, config: Config) -> Iterator[tuple[RefusalCod
     digest = config.digest()
     if policy.runs.configs and digest not in policy.runs.configs:
         yield RefusalCode.CONFIG, f"the policy does not list the config {digest[:16]}"
+    path = Path(config.data.path)
+    if path.is_absolute() or ".." in path.parts or config.data.path.startswith("~"):
+        yield (
+            RefusalCode.CONFIG,
+            f"[data] path = {config.data.path!r} leaves this node's data folder; a text is read "
+            "from there only",
+        )
     privacy = config.privacy
     if policy.privacy.needs_ldp and not privacy.enabled:
         yield RefusalCode.PRIVACY, "the policy allows training under LDP only, and this has none"

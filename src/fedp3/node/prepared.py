@@ -31,9 +31,10 @@ from fedp3.core.errors import RunError
 from fedp3.core.files import write_atomic
 from fedp3.core.hashing import sha256_of
 from fedp3.data import Dataset
+from fedp3.data.inputs import tensors_of
 from fedp3.data.shards import Shard
 
-FORMAT = "2"
+FORMAT = "3"
 log = logging.getLogger("flwr")
 
 
@@ -71,14 +72,15 @@ def preparation_key(
 ) -> PreparationKey:
     """The key of a client's preparation.
 
-    A partition depends on the labels alone, and ghost clipping on the shape of samples besides, so
-    that the pixels need not be hashed.
+    A partition depends on labels and roles alone, and ghost clipping on the shape of samples
+    besides, so that the pixels need not be hashed.
     """
     inputs = {
-        "shape": list(data.x.shape),
-        "dtype": str(data.x.dtype),
+        "shapes": [list(w.shape) for w in tensors_of(data.x)],
+        "dtypes": [str(w.dtype) for w in tensors_of(data.x)],
         "classes": data.classes,
-        "labels": sha256_of(data.y.contiguous().numpy()),
+        "targets": sha256_of(data.y.contiguous().numpy()),
+        "roles": None if data.roles is None else sha256_of(data.roles.contiguous().numpy()),
         "partition": _file_sha256(config.partition.file),
         "plugins": sorted(plugin.sha256 for plugin in plugins),
         "network": f"{net} {[tuple(w.shape) for w in net.state_dict().values()]}",

@@ -20,8 +20,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.graph import GradientEdge, get_gradient_edge
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from fedp3.client.objectives import RecordLoss, cross_entropies
 from fedp3.core.types import Params
+from fedp3.data.inputs import Batch, Inputs, as_arguments, map_tensors
 from fedp3.privacy.per_record import per_record_graph
 from fedp3.privacy.settings import Mechanism
 
@@ -41,11 +44,12 @@ LONGEST_INPUT = 1e25
 def add_clipped(
     out: Params,
     net: nn.Module,
-    x: Tensor,
+    x: Inputs,
     y: Tensor,
     W: Params,
     masks: Params,
     mechanism: Mechanism,
+    loss: RecordLoss = cross_entropies,
 ) -> None:
     """Add the clipped gradients of these records to `out`.
 
@@ -53,14 +57,15 @@ def add_clipped(
         out: sums of gradients, by tensor.
         net: the network.
         x: records.
-        y: their labels.
+        y: their targets.
         W: the tensors of `net` that train.
         masks: active coordinates of tensors of W; a tensor that is not named is active entirely.
         mechanism: the clip, and whether ghost clipping may be used.
+        loss: of each record, which must not depend on the other records.
     """
-    if not len(x):
+    if not len(y):
         return
-    pieces, squares = _gradient_pieces(net, x, y, W, masks, mechanism)
+    pieces, squares = _gradient_pieces(net, x, y, W, masks, mechanism, loss)
     finite = squares.isfinite()
     norms = squares.sqrt() * (1 + NORM_SLACK) + NORM_SLACK
     c = (mechanism.clip / norms).clamp(max=1.0).where(finite, 0.0)
@@ -70,34 +75,51 @@ def add_clipped(
 
 
 def _gradient_pieces(
-    net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params, mechanism: Mechanism
+    net: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    W: Params,
+    masks: Params,
+    mechanism: Mechanism,
+    loss: RecordLoss,
 ) -> tuple[Pieces, Tensor]:
     """The pieces of each tensor, and the squared norm of each record's joint gradient (batch,)."""
     pieces = None
-    graph = per_record_graph(net, x) if mechanism.ghost and not masks else None
-    if graph is not None:
-        pieces = ghost_pieces(graph, x, y, W)
+    if mechanism.ghost and not masks and isinstance(x, Tensor):
+        graph = per_record_graph(net, x)
+        pieces = None if graph is None else ghost_pieces(graph, x, y, W, loss)
     if pieces is None:
-        pieces = func_pieces(net, x, y, W, masks)
+        pieces = func_pieces(net, x, y, W, masks, loss)
     return pieces, torch.stack([squares for squares, _ in pieces.values()]).sum(0)
 
 
 # --------------------------------------------------------------------------- per-example gradients
 
 
-def func_pieces(net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params) -> Pieces:
+def func_pieces(
+    net: nn.Module,
+    x: Inputs,
+    y: Tensor,
+    W: Params,
+    masks: Params,
+    loss: RecordLoss = cross_entropies,
+) -> Pieces:
     """Per-example gradients of any network, by `torch.func`.
 
     This is the reference; it needs memory for batch size times parameters.
     """
 
-    def loss(w: dict[str, Tensor], one: Tensor, label: Tensor) -> Tensor:
-        return F.cross_entropy(torch.func.functional_call(net, w, (one[None],)), label[None])
+    def loss_of_one(w: dict[str, Tensor], one: Inputs, target: Tensor) -> Tensor:
+        alone = Batch(map_tensors(lambda v: v[None], one), target[None])
+        outputs = torch.func.functional_call(net, w, *as_arguments(alone.x))
+        return loss(outputs, alone).sum()
 
     per_example = torch.func.vmap(
-        torch.func.grad(loss), in_dims=(None, 0, 0), randomness="different"
+        torch.func.grad(loss_of_one), in_dims=(None, 0, 0), randomness="different"
     )
-    gradients = per_example({n: w.detach() for n, w in W.items()}, x, y)
+    # Of attention, only the plain computation can be mapped over records at once.
+    with sdpa_kernel(SDPBackend.MATH):
+        gradients = per_example({n: w.detach() for n, w in W.items()}, x, y)
     pieces = {}
     for n, g in gradients.items():
         # Where no record has a gradient, all records share one row, which cannot be written to.
@@ -129,7 +151,9 @@ class _Call:
     out: GradientEdge  # not the output itself: an in-place ReLU behind the layer would change it
 
 
-def ghost_pieces(net: nn.Module, x: Tensor, y: Tensor, W: Params) -> Pieces | None:
+def ghost_pieces(
+    net: nn.Module, x: Tensor, y: Tensor, W: Params, loss: RecordLoss = cross_entropies
+) -> Pieces | None:
     """The same pieces without per-example gradients.
 
     Returns None where the network uses these tensors in a way that cannot be followed.
@@ -146,7 +170,7 @@ def ghost_pieces(net: nn.Module, x: Tensor, y: Tensor, W: Params) -> Pieces | No
 
     hooks = [module.register_forward_hook(record_call) for module in owners]
     try:
-        loss = F.cross_entropy(net(x), y, reduction="sum")
+        total = loss(net(x), Batch(x, y)).sum()
     finally:
         for hook in hooks:
             hook.remove()
@@ -154,7 +178,7 @@ def ghost_pieces(net: nn.Module, x: Tensor, y: Tensor, W: Params) -> Pieces | No
         return None  # a layer was called twice or not at all
     if any(len(call.a) != len(x) or call.a._version != call.version for call in calls):
         return None
-    deltas = torch.autograd.grad(loss, [call.out for call in calls], allow_unused=True)
+    deltas = torch.autograd.grad(total, [call.out for call in calls], allow_unused=True)
     pieces: Pieces = {}
     for call, delta in zip(calls, deltas, strict=True):
         if delta is not None:
@@ -272,19 +296,23 @@ RULES: Mapping[type[nn.Module], Callable[[Any, Tensor, Tensor], Pieces]] = {
 # --------------------------------------------------------------------------- before training
 
 
-def ghost_agrees(net: nn.Module, x: Tensor, y: Tensor, W: Params) -> bool:
+def ghost_agrees(
+    net: nn.Module, x: Inputs, y: Tensor, W: Params, loss: RecordLoss = cross_entropies
+) -> bool:
     """Whether ghost norms of this network equal those of its per-example gradients.
 
     They are those of the network's graph, so that this network must have one that provably computes
     record by record.  Ghost norms may be slightly larger, by the bound on rounding errors of a sum
     over many places.
     """
+    if not isinstance(x, Tensor):
+        return False
     graph = per_record_graph(net, x)
-    ghost = None if graph is None else ghost_pieces(graph, x, y, W)
+    ghost = None if graph is None else ghost_pieces(graph, x, y, W, loss)
     if ghost is None:
         return False
     zeros = torch.zeros(len(x), device=x.device)
-    for n, (expected, _) in func_pieces(net, x, y, W, {}).items():
+    for n, (expected, _) in func_pieces(net, x, y, W, {}, loss).items():
         squares = ghost[n][0] if n in ghost else zeros
         agrees = (squares >= expected * 0.999 - 1e-8) & (squares <= expected * 1.005 + 1e-8)
         if not bool(agrees.all()):

@@ -5,8 +5,8 @@
 
 There is one norm over all trained coordinates, and noise on every one of them.  The denominator
 q m is public, and a step with an empty S is a step like any other.  As in the proof of the
-algorithm, noise is added to the mean gradient and not to the weights.  Momentum, weight decay and
-everything that the server does afterwards are post-processing.
+algorithm, noise is added to the mean gradient and not to the weights.  Momentum, Adam, weight
+decay and everything that the server does afterwards are post-processing.
 
 `PrivateSteps` plugs the step into local training.  It only calls the functions of this module.
 """
@@ -20,9 +20,11 @@ from torch import Tensor, nn
 
 from fedp3.client.batching import LocalSettings
 from fedp3.client.context import ClientContext
+from fedp3.client.objectives import RecordLoss, cross_entropies
 from fedp3.client.step_source import Gradient
 from fedp3.core.randomness import Stream, os_stream, stream
 from fedp3.core.types import Params
+from fedp3.data.inputs import Inputs, map_tensors
 from fedp3.privacy.clipping import add_clipped
 from fedp3.privacy.settings import Mechanism
 
@@ -53,10 +55,16 @@ class PrivateSteps:
         return private_batches(self.mechanism, local, samples, seed, *address)
 
     def gradient(
-        self, plain: Gradient, local: LocalSettings, samples: int, seed: int, *address: int
+        self,
+        plain: Gradient,
+        loss: RecordLoss,
+        local: LocalSettings,
+        samples: int,
+        seed: int,
+        *address: int,
     ) -> Gradient:
         """The private gradient; the plain one is not used."""
-        return private_gradient(self.mechanism, local, samples, seed, *address)
+        return private_gradient(self.mechanism, local, samples, seed, *address, loss=loss)
 
     def generator(self, use: Stream, seed: int, *address: int) -> torch.Generator:
         """The generator of crops and Dropout, which must be as secret as the noise.
@@ -95,7 +103,12 @@ def private_batches(
 
 
 def private_gradient(
-    mechanism: Mechanism, local: LocalSettings, samples: int, seed: int, *address: int
+    mechanism: Mechanism,
+    local: LocalSettings,
+    samples: int,
+    seed: int,
+    *address: int,
+    loss: RecordLoss = cross_entropies,
 ) -> Gradient:
     """The gradient of one task's steps: clipped by record, summed, noised, divided by q m.
 
@@ -105,6 +118,7 @@ def private_gradient(
         samples: m, the number of the client's training records.
         seed: the run's seed, for simulations.
         *address: (round, client), for simulations.
+        loss: of each record.
     """
     rng = secret_generator(mechanism, Stream.NOISE, seed, *address)
     expected_size = mechanism.sample_rate * samples  # public; the size of S is not
@@ -112,21 +126,27 @@ def private_gradient(
     sums: dict[str, Tensor] = {}
 
     def gradient(
-        net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params
+        net: nn.Module, x: Inputs, y: Tensor, W: Params, masks: Params
     ) -> tuple[float, list[Tensor]]:
         for n, w in W.items():
             if n not in sums or sums[n].shape != w.shape:
                 sums[n] = torch.empty(w.shape, device=w.device)
             # Alg. 5, l. 8; differs: the noise is added before the step, not after it
             fill_with_noise(sums[n], mechanism, rng)
-        for begin in range(0, len(x), local.batch):  # bounds memory; all of S is used
+        for begin in range(0, len(y), local.batch):  # bounds memory; all of S is used
             part = slice(begin, begin + local.batch)
-            add_clipped(sums, net, x[part], y[part], W, masks, mechanism)  # Alg. 5, l. 6
+            some = x[part] if isinstance(x, Tensor) else _rows(x, part)
+            add_clipped(sums, net, some, y[part], W, masks, mechanism, loss)  # Alg. 5, l. 6
         total = [sums[n] for n in W]
         torch._foreach_div_(total, expected_size)
         return math.nan, total  # the loss of private records must not be reported
 
     return gradient
+
+
+def _rows(x: Inputs, part: slice) -> Inputs:
+    rows: Inputs = map_tensors(lambda w: w[part], x)
+    return rows
 
 
 def fill_with_noise(out: Tensor, mechanism: Mechanism, rng: torch.Generator) -> None:

@@ -17,15 +17,19 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fedp3.client.context import ClientContext
 from fedp3.client.hooks import Pass
+from fedp3.client.objectives import SHIPPED
 from fedp3.core.errors import InputError
 from fedp3.core.randomness import Stream, layers_draw_from, stream
+from fedp3.data.inputs import Inputs, call, chunks, combine, to_device
 from fedp3.data.shards import Shard
 from fedp3.models.buffers import restored_buffers
 from fedp3.planning.client_plans import PlanSettings
@@ -170,6 +174,14 @@ def _repeated_records(run: AssembledRun) -> Reasons:
             return  # one example is enough
 
 
+def _overlapping_records(run: AssembledRun) -> Reasons:
+    if run.context.data.overlapping:
+        yield (
+            "the sequences of the text overlap, so that a character is in several records, and the "
+            "guarantee is about one record; leave data.stride at 0"
+        )
+
+
 def _large_delta(run: AssembledRun) -> Reasons:
     records, client = max(((len(s.train), i) for i, s in run.shards.items()), default=(0, 0))
     if records and run.delta >= 1 / records:
@@ -187,7 +199,7 @@ def _method_hooks(run: AssembledRun) -> Reasons:
     if hooks.exchange is not None:
         yield "the method's own tensors leave the client without noise (hooks.exchange)"
     if hooks.loss is not None:
-        yield "only the gradient of the cross-entropy is clipped by record (hooks.loss)"
+        yield "only the gradient of the objective's loss is clipped by record (hooks.loss)"
     if hooks.transform_outputs is not None:
         yield "scores would depend on the labels of a client's training records (hooks.loss)"
     if hooks.step is not None:
@@ -216,7 +228,7 @@ def _kept_state(run: AssembledRun) -> Reasons:
     x = _made_up(run.context, TRIAL_RECORDS)
     with restored_buffers(net), torch.no_grad(), layers_draw_from(rng):
         before = dict(_state(net))
-        net(x)
+        call(net, x)
         after = dict(_state(net))
     names = sorted(n for n in before.keys() | after if not _same(before.get(n), after.get(n)))
     if names:
@@ -235,7 +247,8 @@ def _mixed_records(run: AssembledRun) -> Reasons:
     A network that draws at random is tried out under many draws, most of them on small batches.
     """
     net = run.context.net.train()
-    proven = per_record_graph(net, _made_up(run.context, 1)) is not None
+    example = _made_up(run.context, 1)
+    proven = isinstance(example, Tensor) and per_record_graph(net, example) is not None
     for size in (TRIAL_RECORDS,) if proven else _trial_sizes(_largest_batch(run)):
         reason = _mixing(run.context, net, size)
         if reason:
@@ -245,12 +258,11 @@ def _mixed_records(run: AssembledRun) -> Reasons:
 
 def _mixing(context: ClientContext, net: nn.Module, size: int) -> str:
     """Why the network does not compute batches of this size record by record; empty if it does."""
-    x, others = _made_up(context, 2 * size).chunk(2)
+    x, others = chunks(_made_up(context, 2 * size), 2)
 
-    def outputs(records: Tensor, draw: int) -> Tensor:
+    def outputs(records: Inputs, draw: int) -> Tensor:
         with torch.no_grad(), layers_draw_from(stream(context.seed, Stream.LAYER, draw)):
-            logits: Tensor = net(records)
-        return logits
+            return _by_record(call(net, records), size)
 
     draws = max(1, TRIAL_DRAWS * TRIAL_SIZES[0] ** 2 // size**2) if _draws(net, x) else 1
     for draw in range(draws):
@@ -262,13 +274,27 @@ def _mixing(context: ClientContext, net: nn.Module, size: int) -> str:
                 "batches, so its treatment of single records cannot be checked"
             )
         for unchanged in _splits(size):
-            mixed = x.where(unchanged.view(-1, *[1] * (x.dim() - 1)), others)
+            mixed = combine(partial(_where_rows, unchanged), x, others)
             if not _close(outputs(mixed, draw)[unchanged], before[unchanged]):
                 return (
                     "the network's output for one record depends on the others in its batch (of "
                     f"{size} records), so clipping cannot bound the influence of a record"
                 )
     return ""
+
+
+def _where_rows(chosen: Tensor, a: Tensor, b: Tensor) -> Tensor:
+    """The chosen rows of a, and the others of b."""
+    return a.where(chosen.view(-1, *[1] * (a.dim() - 1)), b)
+
+
+def _by_record(outputs: object, records: int) -> Tensor:
+    """All numbers that a network returns, (records, numbers)."""
+    tensors = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    rows = [w.reshape(records, -1).float() for w in tensors if w.dim() and len(w) == records]
+    if not rows:
+        raise InputError("it returns no tensor with one row for each record")
+    return torch.cat(rows, 1)
 
 
 # --------------------------------------------------------------------------- rules: budget
@@ -321,6 +347,7 @@ REFUSALS = Refusals(
         _batch_statistics,
         _uploaded_buffers,
         _repeated_records,
+        _overlapping_records,
         _large_delta,
         _method_hooks,
     ),
@@ -374,20 +401,23 @@ def uses_ghost(context: ClientContext) -> bool:
     """Whether ghost clipping covers every way in which this network uses its tensors in training.
 
     Ghost clipping shows whole batches to the network, `torch.func` shows single records.  So only
-    a network whose graph provably computes record by record may use ghost clipping.
+    a network whose graph provably computes record by record may use ghost clipping, and only with
+    losses that are known to do so too.
     """
     net = context.net
     x = _made_up(context, TRIAL_RECORDS)
-    y = torch.zeros(len(x), dtype=torch.int64, device=context.device)
+    # Targets of the data: made-up ones might be padding only, or no class at all.
+    data, loss = context.data, context.objective.loss
+    y = data.y[torch.arange(TRIAL_RECORDS) % len(data.y)].to(context.device)
     W = dict(net.named_parameters())
     required_grad = {n: p.requires_grad for n, p in W.items()}
     net.train().requires_grad_(True)
     try:
         with layers_draw_from(stream(context.seed, Stream.LAYER)):
             with _without_dropout(net):
-                if ghost_agrees(net, x, y, W):
+                if context.objective in SHIPPED and ghost_agrees(net, x, y, W, loss):
                     return True
-            func_pieces(net, x, y, W, {})
+            func_pieces(net, x, y, W, {}, loss)
     except Exception as error:  # torch.func raises many kinds
         reason = f"torch.func cannot compute per-example gradients of this network: {error}"
         raise InputError(f"LDP refused: {reason}") from None
@@ -433,9 +463,9 @@ def _splits(size: int) -> Iterator[Tensor]:
         yield ~half
 
 
-def _made_up(context: ClientContext, records: int) -> Tensor:
+def _made_up(context: ClientContext, records: int) -> Any:
     rng = stream(context.seed, Stream.INIT)
-    return made_up_records(context.data, records, rng).to(context.device)
+    return to_device(made_up_records(context.data, records, rng), context.device)
 
 
 def _state(value: object, path: str = "", seen: frozenset[int] = frozenset()) -> Iterator[Any]:
@@ -470,11 +500,11 @@ def _close(a: Tensor, b: Tensor) -> bool:
     return torch.allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def _draws(net: nn.Module, x: Tensor) -> bool:
+def _draws(net: nn.Module, x: Inputs) -> bool:
     """Whether the network, in its current mode, takes anything from torch's generator."""
     with torch.no_grad(), layers_draw_from(stream(0, Stream.LAYER)):
         before = torch.random.get_rng_state()
-        net(x)
+        call(net, x)
         return not torch.equal(before, torch.random.get_rng_state())
 
 

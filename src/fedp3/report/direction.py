@@ -4,15 +4,11 @@ from collections.abc import Mapping, Sequence
 
 from fedp3.report.runs import Run, Seed
 
-HIGHER_IS_BETTER = 1
-
 
 def direction(of: Run | Seed) -> int:
-    """+1 if a higher score of this run is better, -1 if a lower one is.
-
-    All scores are accuracies today.
-    """
-    return HIGHER_IS_BETTER
+    """+1 if a higher score of this run is better, -1 if a lower one is."""
+    seed = of.seeds[0] if isinstance(of, Run) else of
+    return -1 if seed.score.lower_is_better else 1
 
 
 def reaches(score: float, target: float, sign: int) -> bool:

@@ -223,8 +223,9 @@ def _model_card(run: Run) -> Card:
 def _worst(run: Run) -> str:
     scores = score(run.seeds[0], "G")
     if len(run.seeds) > 1 or not scores:
-        return "lowest G of any client"
-    return f"client {min(scores['clients'], key=scores['clients'].__getitem__)}, by G"
+        return "worst G of any client"
+    kind, clients = run.seeds[0].score, scores["clients"]
+    return f"client {min(clients, key=lambda i: kind.utility(clients[i]))}, by G"
 
 
 def _traffic_card(run: Run, label: str, way: str) -> Card:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 
 from fedp3.core.errors import InputError
+from fedp3.core.scores import Score, score_of
 from fedp3.core.types import Params
 from fedp3.experiment.assemble import Experiment
 from fedp3.report.page import write_report
@@ -21,7 +22,7 @@ from fedp3.runs.session import Outcome
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KINDS = {"G": "accuracy_global", "D": "accuracy_dispatched", "P": "accuracy_personal"}
+KINDS = {"G": "global", "D": "dispatched", "P": "personal"}
 
 
 @dataclass(frozen=True)
@@ -92,9 +93,19 @@ class Result:
         )
 
     @property
+    def score(self) -> Score:
+        """What G, D and P are: the accuracy, or the score of another objective."""
+        return score_of(self.outcome.result)
+
+    @property
+    def scores(self) -> Mapping[str, float | None]:
+        """G, D and P, each the mean over clients of the objective's score."""
+        return {kind: self.outcome.result[f"score_{name}"] for kind, name in KINDS.items()}
+
+    @property
     def accuracy(self) -> Mapping[str, float | None]:
-        """G, D and P, each the mean over clients."""
-        return {kind: self.outcome.result[name] for kind, name in KINDS.items()}
+        """G, D and P, each the mean over clients; None where the score is no accuracy."""
+        return {kind: self.outcome.result[f"accuracy_{name}"] for kind, name in KINDS.items()}
 
     @property
     def per_client(self) -> list[dict[str, Any]]:
@@ -117,11 +128,11 @@ class Result:
         return rows
 
     def _scores(self, kind: str) -> dict[int, float]:
-        """The final accuracy of each client that was scored."""
+        """The final score of each client that was scored."""
         final = self.outcome.result["final"][kind]
         if final is None:
             return {}
-        return {int(i): accuracy for i, accuracy in final["clients"].items()}
+        return {int(i): score for i, score in final["clients"].items()}
 
     @property
     def model_sha256(self) -> str:
@@ -129,7 +140,7 @@ class Result:
         return str(self.outcome.result["model_sha256"])
 
     def plot(self, path: str | Path | None = None) -> "Figure":
-        """A figure of accuracy and loss by round.
+        """A figure of score and loss by round.
 
         Args:
             path: a file to write the figure to as well.
@@ -150,7 +161,7 @@ class Result:
 
     def __repr__(self) -> str:
         result = self.outcome.result
-        scores = ", ".join(f"{k} {_percent(v)}" for k, v in self.accuracy.items())
+        scores = ", ".join(f"{k} {self.score.text(v)}" for k, v in self.scores.items())
         traffic = f"{result['mb_up']:.1f} MB up, {result['mb_down']:.1f} MB down"
         stopped = f", stopped: {result['stopped']}" if result.get("stopped") else ""
         about = f"{result['method']}: {result['rounds']} rounds"
@@ -161,7 +172,7 @@ class Result:
         rows = {
             "method": str(result["method"]),
             "rounds": str(result["rounds"]),
-            **{kind: _percent(value) for kind, value in self.accuracy.items()},
+            **{kind: self.score.text(value) for kind, value in self.scores.items()},
             "MB up": f"{result['mb_up']:.2f}",
             "MB down": f"{result['mb_down']:.2f}",
             "model sha256": self.model_sha256[:16],
@@ -172,7 +183,3 @@ class Result:
             f"<tr><th>{escape(k)}</th><td>{escape(v)}</td></tr>" for k, v in rows.items()
         )
         return f"<table>{cells}</table>"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f} %"

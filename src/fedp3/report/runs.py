@@ -12,6 +12,7 @@ from typing import Any
 
 from fedp3.core.errors import InputError
 from fedp3.core.files import read_json
+from fedp3.core.scores import Score, score_of
 from fedp3.runs.run_folder import INITIAL_SCORES, read_events
 
 Json = Mapping[str, Any]
@@ -39,6 +40,11 @@ class Seed:
     def config(self) -> Json:
         """The config as run."""
         return dict(self.about["config"])
+
+    @property
+    def score(self) -> Score:
+        """What G, D and P are, and which direction is better."""
+        return score_of(self.about)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +89,15 @@ def load_runs(folders: Iterable[Path]) -> list[Run]:
     if not by_path:
         raise InputError("no run folder was named; name at least one, as in: fedp3 report runs/a")
     names = _names(list(by_path))
-    return [
+    runs = [
         Run(name, folder, _seeds(folder))
         for name, folder in zip(names, by_path.values(), strict=True)
     ]
+    scores = {seed.score.name: run.name for run in runs for seed in run.seeds}
+    if len(scores) > 1:
+        told = " and ".join(f"{run} by {name}" for name, run in scores.items())
+        raise InputError(f"runs with different scores cannot be compared: {told}")
+    return runs
 
 
 def _names(paths: Sequence[Path]) -> list[str]:

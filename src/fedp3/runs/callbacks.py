@@ -98,22 +98,22 @@ def call_end(callbacks: Sequence[Callback], result: Mapping[str, Any] | None) ->
 # --------------------------------------------------------------------------- to stop a run
 
 
-def stop_at(accuracy: float, kind: Literal["G", "D", "P"] = "G") -> Callback:
-    """Stop as soon as an evaluated round reaches an accuracy.
+def stop_at(score: float, kind: Literal["G", "D", "P"] = "G") -> Callback:
+    """Stop as soon as an evaluated round reaches a score.
 
     Args:
-        accuracy: the target, as in 0.9.
-        kind: which accuracy: G of the server's model, D as dispatched, or P after local training.
+        score: the target, as in 0.9 for an accuracy.
+        kind: which score: G of the server's model, D as dispatched, or P after local training.
     """
     _check_kind(kind)
-    if not 0 < accuracy <= 1:
-        raise InputError(f"stop_at: the accuracy is {accuracy!r}, want a share in (0, 1]")
+    if not math.isfinite(score):
+        raise InputError(f"stop_at: the score is {score!r}, want a finite number")
 
     def stop(history: History) -> str | None:
-        scores = [score for score in history.column(kind) if score is not None]
-        if not scores or scores[-1] < accuracy:
+        of, scores = history.score, [s for s in history.column(kind) if s is not None]
+        if not scores or not of.reaches(scores[-1], score):
             return None
-        return f"{kind} is {100 * scores[-1]:.1f} %, and the target is {100 * accuracy:.1f} %"
+        return f"{kind} is {of.text(scores[-1])}, and the target is {of.text(score)}"
 
     return Callback(stop=stop)
 
@@ -126,7 +126,7 @@ def stop_early(
     Args:
         patience: how many evaluations; `run.eval_every` says how many rounds are between them.
         min_gain: what counts as better, as in 0.001.
-        kind: which accuracy; see `stop_at`.
+        kind: which score; see `stop_at`.
     """
     _check_kind(kind)
     if isinstance(patience, bool) or not isinstance(patience, int) or patience < 1:
@@ -135,15 +135,16 @@ def stop_early(
         raise InputError(f"stop_early: min_gain is {min_gain!r}, want a number of at least 0")
 
     def stop(history: History) -> str | None:
-        best, since = -math.inf, 0
+        of, best, since = history.score, math.nan, 0
         for score in history.column(kind):
             if score is None:
                 continue
-            since = 0 if score > best + min_gain else since + 1
+            gain = of.utility(score) - of.utility(best)
+            since = since + 1 if gain <= min_gain else 0
             best = score if since == 0 else best
         if since < patience:
             return None
-        return f"{kind} was not above {100 * best:.1f} % in {since} evaluations"
+        return f"{kind} was not better than {of.text(best)} in {since} evaluations"
 
     return Callback(stop=stop)
 
@@ -197,7 +198,7 @@ def _check_kind(kind: object) -> None:
 def scalars(record: RoundRecord) -> dict[str, float]:
     """The numbers of a round that curves are drawn of, by name."""
     kinds = {"G": record.G, "D": record.D, "P": record.P}
-    scores = {kind: a for kind, a in kinds.items() if a is not None}
+    scores = {kind: s for kind, s in kinds.items() if s is not None}
     values = {
         "train/loss": record.loss,
         "bytes/up": record.bytes_up,
@@ -208,8 +209,8 @@ def scalars(record: RoundRecord) -> dict[str, float]:
         "time/seconds": record.seconds,
         "privacy/epsilon": record.epsilon,
         "privacy/client epsilon": record.client_epsilon,
-        **{f"accuracy/{kind}": a.mean for kind, a in scores.items()},
-        **{f"accuracy/{kind} worst client": a.worst for kind, a in scores.items()},
+        **{f"{s.score.name}/{kind}": s.mean for kind, s in scores.items()},
+        **{f"{s.score.name}/{kind} worst client": s.worst for kind, s in scores.items()},
     }
     return {name: value for name, value in values.items() if value is not None}
 

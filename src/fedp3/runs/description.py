@@ -13,6 +13,7 @@ import torch
 
 from fedp3 import __version__, config
 from fedp3.core.hashing import model_sha256
+from fedp3.core.scores import ACCURACY
 from fedp3.core.types import ClientPlan, LayerPlan
 from fedp3.costs.traffic import reductions, traffic
 from fedp3.devices.run_fleet import RunFleet
@@ -30,7 +31,7 @@ from fedp3.privacy.client_level.budget import planned_epsilon
 from fedp3.privacy.client_level.mechanism import uploaders
 from fedp3.privacy.ledger import Ledger, summary
 from fedp3.server.context import FinalEvaluation, ServerState
-from fedp3.server.evaluation import Accuracy
+from fedp3.server.evaluation import Scores
 
 
 def describe(experiment: Experiment) -> dict[str, Any]:
@@ -47,6 +48,7 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "clients": [asdict(cost) for cost in experiment.costs],
         "coverage": coverage(experiment.turn_plans),
         "labels": experiment.labels.tolist(),
+        "score": asdict(server.spec.objective.score),
         # the traffic of one FedAvg client in a round
         "dense_bytes": {"down": fedavg.down, "up": fedavg.up},
         "reductions": reductions(plans, server.layers),
@@ -158,17 +160,24 @@ def result_of(
     Args:
         experiment: the run.
         state: the state after the last round.
-        final: the accuracies of the finished model.
+        final: the scores of the finished model.
         events: the record of every round.
         folder: the run folder, if it has one.
         extra_seconds: the time that was not spent in rounds.
     """
 
-    def mean(a: Accuracy | None) -> float | None:
-        return a.mean if a else None
+    def mean(scores: Scores | None) -> float | None:
+        return scores.mean if scores else None
 
+    kind = experiment.server.spec.objective.score
+    scores = {
+        "global": mean(final.G),
+        "dispatched": mean(final.D),
+        "personal": mean(final.P),
+        "worst_client": final.G.worst if final.G else None,
+    }
     densities = [e["density"] for e in events if e["density"] is not None]
-    kinds = {kind: getattr(final, kind) for kind in ("G", "D", "P")}
+    kinds = {of: getattr(final, of) for of in ("G", "D", "P")}
     clocks = [e["clock"] for e in events if e.get("clock") is not None]
     energies = [clock["joules"] for clock in clocks]
     return {
@@ -176,10 +185,10 @@ def result_of(
         "method": experiment.config.method,
         "rounds": state.t,
         "model_sha256": model_sha256(state.W),
-        "accuracy_global": mean(final.G),
-        "accuracy_dispatched": mean(final.D),
-        "accuracy_personal": mean(final.P),
-        "accuracy_worst_client": final.G.worst if final.G else None,
+        "score": asdict(kind),
+        **{f"score_{name}": value for name, value in scores.items()},
+        # the same numbers, if they are accuracies
+        **{f"accuracy_{k}": v if kind == ACCURACY else None for k, v in scores.items()},
         "mb_up": sum(e["bytes_up"] for e in events) / 1e6,
         "mb_down": sum(e["bytes_down"] for e in events) / 1e6,
         "seconds": sum(e["seconds"] for e in events) + extra_seconds,
@@ -189,7 +198,7 @@ def result_of(
         "density": sum(densities) / len(densities) if densities else None,
         "virtual_seconds": clocks[-1]["ended"] if clocks else None,
         "joules": None if not clocks or None in energies else math.fsum(energies),
-        "final": {kind: asdict(a) if a is not None else None for kind, a in kinds.items()},
+        "final": {of: asdict(a) if a is not None else None for of, a in kinds.items()},
     }
 
 

@@ -27,6 +27,7 @@ from fedp3.core.errors import InputError, RunError
 from fedp3.core.hashing import model_sha256
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.registry import Registry
+from fedp3.data.inputs import only_tensor
 from fedp3.privacy.made_up import made_up_records
 from fedp3.runs.networks import Trained, is_plain, network, outputs_of, personal_layers
 
@@ -304,6 +305,7 @@ def _about(
     run: Trained, net: nn.Module, what: str, client: int | None, format: str
 ) -> dict[str, Any]:
     config, data = run.experiment.config, run.experiment.client.data
+    x = only_tensor(data.x, "a network that is exported")
     whole = sum(w.numel() for w in run.experiment.client.net.parameters())
     values = net.state_dict()
     if what == "global":  # then the hash is that of result.json, which leaves out counters
@@ -318,9 +320,9 @@ def _about(
         "nonzero": sum(int(w.count_nonzero()) for w in net.parameters()),
         "parameters_of_the_global_network": whole,
         "weights_sha256": model_sha256(values),
-        "input": ["batch", *data.x.shape[1:]],
+        "input": ["batch", *x.shape[1:]],
         "classes": data.classes,
-        "divide_by": 255 if data.x.dtype == torch.uint8 else 1,
+        "divide_by": 255 if x.dtype == torch.uint8 else 1,
         "mean": list(data.mean),
         "std": list(data.std),
         "fedp3": __version__,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fedp3.core.errors import InputError
+from fedp3.core.scores import ACCURACY, score_of
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -13,10 +14,10 @@ SCORES = ("G", "D", "P")
 
 
 class History(Sequence[dict[str, Any]]):
-    """One row per round: accuracies, loss, traffic and time.
+    """One row per round: scores, loss, traffic and time.
 
-    A row has `round` (from 1), `G`, `D` and `P` (mean accuracy; None if the round was not
-    evaluated), `loss`, `bytes_up`, `bytes_down`, `seconds`, `epsilon` (None without LDP),
+    A row has `round` (from 1), `G`, `D` and `P` (mean score, such as accuracy; None if the round
+    was not evaluated), `loss`, `bytes_up`, `bytes_down`, `seconds`, `epsilon` (None without LDP),
     `client_epsilon` (None without client-level DP), `virtual_seconds` and `joules` (None without a
     virtual clock; joules also if a device has no watts), `void`, and the numbers of clients that
     were `accepted`, `late` and `rejected`.  A client whose invalid reply was followed by a valid
@@ -28,6 +29,7 @@ class History(Sequence[dict[str, Any]]):
 
     def __init__(self, events: Sequence[Mapping[str, Any]]) -> None:
         self._rows = []
+        self.score = next((score_of(e["G"]) for e in events if e["G"]), ACCURACY)
         ended: float | None = None
         for event in events:
             self._rows.append(_row(event) | _clock(event, ended))
@@ -63,7 +65,7 @@ class History(Sequence[dict[str, Any]]):
         return polars.DataFrame(self._rows)
 
     def plot(self, path: str | Path | None = None) -> "Figure":
-        """A figure of accuracy and training loss by round.
+        """A figure of score and training loss by round.
 
         Args:
             path: a file to write the figure to as well.
@@ -72,13 +74,15 @@ class History(Sequence[dict[str, Any]]):
 
         figure = Figure(figsize=(9.0, 3.6), layout="constrained")
         scores, losses = figure.subplots(1, 2)
+        unit = 100 if self.score.percent else 1
         for kind in SCORES:
             points = [
-                (row["round"], 100 * row[kind]) for row in self._rows if row[kind] is not None
+                (row["round"], unit * row[kind]) for row in self._rows if row[kind] is not None
             ]
             if points:
                 scores.plot(*zip(*points, strict=True), marker="o", ms=3.5, label=kind)
-        scores.set(xlabel="round", ylabel="accuracy, %")
+        name = self.score.name
+        scores.set(xlabel="round", ylabel=f"{name}, %" if self.score.percent else name)
         scores.legend()
         points = [(row["round"], row["loss"]) for row in self._rows if row["loss"] is not None]
         if points:
@@ -92,7 +96,9 @@ class History(Sequence[dict[str, Any]]):
         if not self._rows:
             return "<History of 0 rounds>"
         last = next((row for row in reversed(self._rows) if row["G"] is not None), None)
-        score = "" if last is None else f", G {100 * last['G']:.1f} % in round {last['round']}"
+        score = ""
+        if last is not None:
+            score = f", G {self.score.text(last['G'])} in round {last['round']}"
         return f"<History of {len(self._rows)} rounds{score}>"
 
 

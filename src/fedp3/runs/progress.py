@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Column
 
+from fedp3.core.scores import score_of
 from fedp3.runs.run_folder import as_event
 from fedp3.server.context import RoundRecord
 
@@ -20,7 +21,7 @@ class _Tally:
 
     def __init__(self) -> None:
         self.ok = self.late = self.rejected = self.up = self.down = 0
-        self.G: float | None = None
+        self.G = "-"
         self.epsilon: float | None = None
         self.client_epsilon: float | None = None
         self.virtual_seconds: float | None = None
@@ -32,7 +33,7 @@ class _Tally:
         self.rejected += len(event["rejected"])
         self.up += event["bytes_up"]
         self.down += event["bytes_down"]
-        self.G = event["G"]["mean"] if event["G"] else self.G
+        self.G = score_of(event["G"]).text(event["G"]["mean"]) if event["G"] else self.G
         self.epsilon = event["epsilon"]
         self.client_epsilon = event["client_epsilon"]
         if event.get("clock"):
@@ -40,13 +41,12 @@ class _Tally:
 
     def text(self) -> str:
         """The totals as one line."""
-        score = "-" if self.G is None else f"{100 * self.G:.1f} %"
         spent = "" if self.epsilon is None else f"  epsilon {self.epsilon:.2f}"
         if self.client_epsilon is not None:
             spent += f"  client-level epsilon {self.client_epsilon:.2f}"
         virtual = "" if self.virtual_seconds is None else f"  virtual {self.virtual_seconds:,.0f} s"
         return (
-            f"G {score}  ok {self.ok} late {self.late} rejected {self.rejected}  "
+            f"G {self.G}  ok {self.ok} late {self.late} rejected {self.rejected}  "
             f"MB up {self.up / 1e6:.1f} down {self.down / 1e6:.1f}{spent}{virtual}"
         )
 

@@ -6,11 +6,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import torch
-
+from fedp3.client.objectives import CLASSIFICATION
 from fedp3.core.errors import InputError
 from fedp3.core.types import Reply, Task
-from fedp3.data.shards import Shard
+from fedp3.data.shards import NO_SAMPLES
 from fedp3.engines.base import Engine, States
 from fedp3.engines.in_process import sequential
 from fedp3.experiment.assemble import Experiment
@@ -30,6 +29,11 @@ def audit_subject(experiment: Experiment, seed: int = 0) -> Subject:
     budget = experiment.server.budget
     if budget is None:
         raise InputError("this run has no LDP, so there is nothing to audit; set privacy.enabled")
+    if experiment.client.objective is not CLASSIFICATION:
+        raise InputError(
+            "an audit attacks a run with made-up records that have labels, so that it is for "
+            "classification only; the step that is audited is the same for every objective"
+        )
     return Subject(
         budget=budget,
         context=experiment.client,
@@ -63,8 +67,7 @@ def rehearse(experiment: Experiment, scene: Scene) -> Rehearsal:
         | {i: len(shard.train) for i, shard in scene.shards.items()},
         budget=scene.budget,
     )
-    nobody = Shard(torch.arange(0), torch.arange(0))
-    everyone = dict.fromkeys(experiment.shards, nobody) | dict(scene.shards)
+    everyone = dict.fromkeys(experiment.shards, NO_SAMPLES) | dict(scene.shards)
     # Made-up records must not be charged to a ledger over real runs.
     private = replace(experiment.config.privacy, ledger="")
     staged = replace(

@@ -21,7 +21,7 @@ from typing import Any
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import json_line, write_atomic, write_json
 from fedp3.server.context import RoundRecord
-from fedp3.server.evaluation import Accuracy
+from fedp3.server.evaluation import Scores
 
 INITIAL_SCORES = "initial.json"
 
@@ -72,7 +72,7 @@ def as_event(record: RoundRecord) -> dict[str, Any]:
     return event
 
 
-def write_initial(folder: Path, scores: Mapping[str, Accuracy | None]) -> None:
+def write_initial(folder: Path, scores: Mapping[str, Scores | None]) -> None:
     """Record the scores before the first round."""
     plain = {kind: None if score is None else asdict(score) for kind, score in scores.items()}
     write_json(folder / INITIAL_SCORES, plain)

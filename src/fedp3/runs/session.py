@@ -198,7 +198,9 @@ def _train_from(
         events = read_events(folder)
         states = States({i: dict(rounds) for i, rounds in checkpoint.clients.items()})
         start = checkpoint.state
-    told = _divergence_warning(experiment.client.data.classes, warn)
+    told: OnRound = lambda record: None  # noqa: E731
+    if experiment.client.data.classes:  # otherwise nobody knows the loss of guessing
+        told = _divergence_warning(experiment.client.data.classes, warn)
     outcome = None
     call_begin(
         callbacks, RunStart(config=experiment.config, folder=folder, history=History(events))
@@ -317,7 +319,9 @@ def run_rounds(
         write_initial(folder, initial_scores(server, state, engine.execute))
     with writing as write:
         try:
-            for new, last in run(server, state, engine.execute, ledger, releases):
+            stopped = stops_early(experiment, events)
+            rounds = () if stopped else run(server, state, engine.execute, ledger, releases)
+            for new, last in rounds:
                 due = new.t % every == 0 or new.t == server.run.rounds
                 write(last, _checkpoint(new, engine) if due else None)
                 state = new  # not before: a checkpoint needs the event before it
@@ -326,8 +330,9 @@ def run_rounds(
                 if on_round is not None:
                     on_round(last)
                 stop_if_requested(folder)
+                stopped = stops_early(experiment, events)
                 reason = stop(events) if new.t < server.run.rounds else None
-                if reason:
+                if reason or stopped:
                     break
             # A run that was stopped pays for no more than it has trained.
             measured = without_p(server) if reason and ledger is not None else server
@@ -339,6 +344,7 @@ def run_rounds(
     extra = max(0.0, time.perf_counter() - began - trained)
     result = result_of(experiment, state, final, events, folder, extra)
     result["stopped"] = reason
+    result["stopped_early"] = stopped
     result |= spent_of(ledger) | client_spent_of(experiment, releases)
     if over_runs is not None:
         result["epsilon_over_runs"] = over_runs.epsilon_max(experiment.config.privacy.delta)
@@ -350,6 +356,19 @@ def run_rounds(
 def without_p(server: ServerContext) -> ServerContext:
     """The server, which does not measure P at the end."""
     return replace(server, run=replace(server.run, final_p=False))
+
+
+def stops_early(experiment: Experiment, events: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether G has not improved for `run.patience` evaluations.
+
+    It is a function of the recorded rounds, so that a resumed run stops where it would have.
+    """
+    patience, kind = experiment.server.run.patience, experiment.server.spec.objective.score
+    scores = [e["G"]["mean"] for e in events if e["G"]]
+    if not patience or len(scores) <= patience:
+        return False
+    before, recent = scores[:-patience], scores[-patience:]
+    return not kind.better(kind.best(recent), kind.best(before))
 
 
 def _ledgers(

@@ -7,7 +7,7 @@ samples and is scored on the others.  Scores are recorded as they come, and noth
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from statistics import fmean
 
@@ -15,12 +15,14 @@ from fedp3.config import Config
 from fedp3.config.plugins import Plugin
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import locked, read_json, write_json
+from fedp3.core.scores import ACCURACY, Score, score_of
 from fedp3.core.types import RejectionCode
 from fedp3.data.shards import Shard
 from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.runs.session import OnRound
 from fedp3.server.context import RoundRecord
+from fedp3.server.gate import METRIC_MOST
 from fedp3.server.rounds import run
 
 TRAINED = 0.8  # share of the training samples that is trained on
@@ -57,8 +59,10 @@ def validate(
     workers: int,
     on_round: OnRound,
     plugins: Sequence[Plugin] = (),
-) -> float:
-    """The mean of a run's last G on the validation samples; 0 if its training diverged.
+) -> tuple[float, Score]:
+    """The mean of a run's last G on the validation samples, and what G is.
+
+    If training diverged, it is 0, or a huge number if less is better.
 
     Args:
         config: the run.
@@ -87,10 +91,11 @@ def validate(
             raise
     finally:
         engine.close()
+    kind = experiment.server.spec.objective.score
     if _diverged(last):
-        return 0.0
+        return METRIC_MOST if kind.lower_is_better else 0.0, kind
     counted = min(SCORED, math.ceil(len(scores) / 2))
-    return fmean(scores[-counted:])
+    return fmean(scores[-counted:]), kind
 
 
 def _diverged(last: RoundRecord | None) -> bool:
@@ -121,6 +126,7 @@ def search(
     """
     known = read_json(path) if path.exists() else {}
     recorded = known.get(name, {})
+    kind = score_of(recorded)
     scores, digests = dict(recorded.get("validation", {})), dict(recorded.get("configs", {}))
     if any(digests.get(v, c.digest()) != c.digest() for v, c in cases.items()):
         raise InputError(
@@ -130,12 +136,13 @@ def search(
     for value, config in cases.items():
         if value not in scores:
             with watch(f"{name} {value}", config.run.rounds) as on_round:
-                scores[value] = validate(config, data_dir, workers, on_round, plugins)
+                scores[value], kind = validate(config, data_dir, workers, on_round, plugins)
             digests[value] = config.digest()
-        chosen = best({v: s for v, s in scores.items() if v in cases})
+        chosen = best({v: s for v, s in scores.items() if v in cases}, kind)
         entry = {
             "chosen": chosen,
             "rounds": config.run.rounds,
+            "score": asdict(kind),
             "validation": scores,
             "configs": digests,
         }
@@ -146,6 +153,6 @@ def search(
         yield value, scores[value]
 
 
-def best(scores: Mapping[str, float]) -> str:
-    """The value with the highest score; among equals the first."""
-    return max(scores, key=lambda v: scores[v])
+def best(scores: Mapping[str, float], kind: Score = ACCURACY) -> str:
+    """The value with the best score; among equals the first."""
+    return max(scores, key=lambda v: kind.utility(scores[v]))

@@ -15,7 +15,7 @@ from fedp3.planning.client_plans import PlanSettings
 from fedp3.privacy.settings import Budget
 from fedp3.server.aggregators import Aggregator
 from fedp3.server.client_level import ClientLevel
-from fedp3.server.evaluation import Accuracy
+from fedp3.server.evaluation import Scores
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,9 +115,9 @@ class RoundRecord:
     density: float | None  # realised density of local pruning
     void: bool
     seconds: float
-    G: Accuracy | None = None  # the server's model
-    D: Accuracy | None = None  # as dispatched, before training
-    P: Accuracy | None = None  # after local training, of this round's participants
+    G: Scores | None = None  # the server's model
+    D: Scores | None = None  # as dispatched, before training
+    P: Scores | None = None  # after local training, of this round's participants
     aggregator: Mapping[int, float] = field(default_factory=dict)  # its report for each client
     epsilon: float | None = None  # under LDP, the largest that any client has spent
     client_epsilon: float | None = None  # under client-level DP, of all releases so far
@@ -126,8 +126,8 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class FinalEvaluation:
-    """The accuracies of the finished model over all clients."""
+    """The scores of the finished model over all clients."""
 
-    G: Accuracy | None
-    D: Accuracy | None
-    P: Accuracy | None
+    G: Scores | None
+    D: Scores | None
+    P: Scores | None

@@ -35,7 +35,7 @@ from fedp3.server.buffered import (
 )
 from fedp3.server.client_level import private_step
 from fedp3.server.context import FinalEvaluation, RoundRecord, ServerContext, ServerState
-from fedp3.server.evaluation import Accuracy, accuracy
+from fedp3.server.evaluation import Scores, scores
 from fedp3.server.gate import GateResult, admit, all_finite
 from fedp3.server.publication import (
     against_weights,
@@ -121,7 +121,8 @@ def run_round(
     record = replace(record, clock=happened.clock)
     if evaluate:
         G, D = _global_and_dispatched(context, new, execute, plans_for(context, new.t))
-        record = replace(record, G=G, D=D, P=accuracy(u.update for u in result.accepted))
+        P = scores((u.update for u in result.accepted), context.spec.objective)
+        record = replace(record, G=G, D=D, P=P)
     if ledger is not None:
         record = replace(record, epsilon=ledger.epsilon_max())
     if releases is not None:
@@ -248,7 +249,7 @@ def _affordable(
 
 def initial_scores(
     context: ServerContext, state: ServerState, execute: Execute
-) -> dict[str, Accuracy | None]:
+) -> dict[str, Scores | None]:
     """G and D before the first round."""
     G, D = _global_and_dispatched(context, state, execute, plans_for(context, state.t))
     return {"G": G, "D": D}
@@ -274,8 +275,8 @@ def finish(
     """
     everyone = plans_for(context, state.t)
     if last is not None and last.t + 1 == state.t and last.G is not None and last.D is not None:
-        G: Accuracy | None = last.G
-        D: Accuracy | None = last.D
+        G: Scores | None = last.G
+        D: Scores | None = last.D
     else:
         G, D = _global_and_dispatched(context, state, execute, everyone)
     if not context.run.final_p:
@@ -283,7 +284,9 @@ def finish(
     clients = _eligible(context, state.t, ledger)
     if ledger is not None:
         ledger.charge(clients, state.t, released="probe")
-    return FinalEvaluation(G, D, P=accuracy(execute(probe_tasks(context, state, clients))))
+    return FinalEvaluation(
+        G, D, P=scores(execute(probe_tasks(context, state, clients)), context.spec.objective)
+    )
 
 
 def probe_tasks(context: ServerContext, state: ServerState, clients: Sequence[int]) -> list[Task]:
@@ -307,16 +310,17 @@ def dispatch_tasks(
 
 def _global_and_dispatched(
     context: ServerContext, state: ServerState, execute: Execute, everyone: Sequence[ClientPlan]
-) -> tuple[Accuracy | None, Accuracy | None]:
+) -> tuple[Scores | None, Scores | None]:
     """G, of the server's weights, and D, of what devices are sent.
 
     If every layer is sent dense and uncoded, a device has the server's weights, and D is G.
     """
-    G = accuracy(execute(global_tasks(state.W, everyone, state.t, state.seen)))
+    objective = context.spec.objective
+    G = scores(execute(global_tasks(state.W, everyone, state.t, state.seen)), objective)
     dense = all(p.send == "dense" for plan in everyone for p in plan.layers.values())
     if dense and state.published is None:
         return G, G
-    return G, accuracy(execute(_dispatched(context, state, everyone, probe=False)))
+    return G, scores(execute(_dispatched(context, state, everyone, probe=False)), objective)
 
 
 def _evaluates(context: ServerContext, t: int) -> bool:

@@ -6,6 +6,7 @@ The released code scores each client's personal model after this round.
 from dataclasses import replace
 from pathlib import Path
 
+from fedp3.client.objectives import CLASSIFICATION
 from fedp3.core.types import ClientPlan
 from fedp3.engines.base import States
 from fedp3.engines.in_process import sequential
@@ -13,7 +14,7 @@ from fedp3.experiment.assemble import assemble
 from fedp3.planning.dispatch import dispatched_tasks
 from fedp3.runs import session
 from fedp3.runs.checkpoint import load_checkpoint
-from fedp3.server.evaluation import accuracy
+from fedp3.server.evaluation import scores
 from fedp3.server.rounds import plans_for
 
 
@@ -54,5 +55,5 @@ def score_heads(folder: Path, data_dir: Path | None) -> float | None:
     )
     # The tensors that a method exchanges besides the model are sent with the task.
     tasks = [replace(task, extra=state.extra) for task in tasks]
-    scored = accuracy(engine.execute(tasks))
+    scored = scores(engine.execute(tasks), CLASSIFICATION)
     return scored.mean if scored else None

@@ -18,12 +18,13 @@ from torch import nn
 
 from fedp3 import config as configs
 from fedp3.client.context import ClientContext
+from fedp3.client.objectives import Objective
 from fedp3.config import Config
 from fedp3.config.plugins import Plugin, load_plugin, load_plugins
 from fedp3.core.errors import FedP3Error, InputError
 from fedp3.core.types import ClientUpdate, Failure, Params, Task
 from fedp3.data import Dataset
-from fedp3.data.shards import Shard
+from fedp3.data.shards import NO_SAMPLES, Shard
 from fedp3.engines.base import attempt
 from fedp3.engines.flower.records import (
     STATE,
@@ -173,7 +174,7 @@ def prepared_node(
     assembled: list[ClientContext] = []
 
     def prepare() -> Preparation:
-        nothing = Shard(data.y[:0], data.y[:0])
+        nothing = NO_SAMPLES
         shards = None
         if shard is not None:
             shards = dict.fromkeys(range(config.partition.clients), nothing) | {client: shard}
@@ -299,12 +300,14 @@ def _answer_task(load_node: LoadNode, message: Message, context: Context) -> Rec
         raise Refused(RefusalCode.TRAINING, reply.reason)
     new_state = with_copy(new_state, task.t, _copy_of(task, holding.context))
     save_state(node.folder, key, new_state, read_marks(node.folder).anchor)
-    return _update_record(_released(reply, node), admitted.task, admitted.context)
+    released = _released(reply, node, admitted.context.objective)
+    return _update_record(released, admitted.task, admitted.context)
 
 
-def _released(update: ClientUpdate, node: NodeSettings) -> ClientUpdate:
+def _released(update: ClientUpdate, node: NodeSettings, objective: Objective) -> ClientUpdate:
     """The update as it leaves the node, with noise on its scores if the policy says so."""
-    metrics = noisy_scores(update.metrics, node.policy.scores.noise_multiplier)
+    noise = node.policy.scores.noise_multiplier
+    metrics = noisy_scores(update.metrics, noise, objective.shares)
     return replace(update, metrics=metrics)
 
 

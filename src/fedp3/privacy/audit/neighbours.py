@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from fedp3.client.batching import LocalSettings
 from fedp3.client.context import ClientContext, RunSpec
+from fedp3.client.objectives import RecordLoss
 from fedp3.client.sgd import named_tensors
 from fedp3.client.step_source import Gradient
 from fedp3.client.update import local_update
@@ -26,6 +27,7 @@ from fedp3.core import masks as M
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.core.types import ClientPlan, Masks, Params, Task
 from fedp3.data import Dataset
+from fedp3.data.inputs import Inputs, only_tensor
 from fedp3.data.shards import Shard
 from fedp3.messages.compression import UNCOMPRESSED
 from fedp3.models.layer_map import layer_map
@@ -233,13 +235,19 @@ class Recorder:
         return self.source.batches(local, samples, seed, *address)
 
     def gradient(
-        self, plain: Gradient, local: LocalSettings, samples: int, seed: int, *address: int
+        self,
+        plain: Gradient,
+        loss: RecordLoss,
+        local: LocalSettings,
+        samples: int,
+        seed: int,
+        *address: int,
     ) -> Gradient:
         """The source's gradient, recorded."""
-        private = self.source.gradient(plain, local, samples, seed, *address)
+        private = self.source.gradient(plain, loss, local, samples, seed, *address)
 
         def gradient(
-            net: nn.Module, x: Tensor, y: Tensor, W: Params, masks: Params
+            net: nn.Module, x: Inputs, y: Tensor, W: Params, masks: Params
         ) -> tuple[float, list[Tensor]]:
             loss, grads = private(net, x, y, W, masks)
             masked = {
@@ -349,7 +357,8 @@ def bench(context: ClientContext, plan: ClientPlan, records: int = RECORDS, seed
     ((weights, masks),) = dispatch(
         context.initial, [plan], context.layers, context.pruning, 0, context.seed
     )
-    x = torch.randn((records, *context.data.x.shape[1:]), generator=stream(seed, Stream.AUDIT, 0))
+    shape = only_tensor(context.data.x, "an audit").shape[1:]
+    x = torch.randn((records, *shape), generator=stream(seed, Stream.AUDIT, 0))
     y = torch.arange(records) % context.data.classes
     without = x.clone()
     x[-1] = 1e3  # the canary has a huge gradient

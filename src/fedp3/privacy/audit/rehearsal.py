@@ -15,6 +15,7 @@ from torch import Tensor
 from fedp3.client.context import ClientContext
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.types import ClientState, Failure, Reply, Task
+from fedp3.data.inputs import only_tensor
 from fedp3.data.shards import Shard
 from fedp3.privacy.ledger import Charge
 from fedp3.privacy.mechanism import PrivateSteps
@@ -103,7 +104,7 @@ def scene(
         label_shift: is added to the labels of training records.
     """
     rng = stream(seed, Stream.AUDIT, 2)
-    shape, classes = context.data.x.shape[1:], context.data.classes
+    shape, classes = only_tensor(context.data.x, "an audit").shape[1:], context.data.classes
     tested = torch.randn((TESTED, *shape), generator=rng)
     # Each client has its own records, since a leak may depend on which client it is.
     trained = [train(torch.randn((RECORDS, *shape), generator=rng)) for _ in clients]
