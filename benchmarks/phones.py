@@ -24,7 +24,7 @@ from fedp3 import config
 from fedp3.core.files import read_json
 from fedp3.engines.in_process import sequential
 from fedp3.experiment.assemble import assemble
-from fedp3.runs import session
+from fedp3.runs import existing, session
 from fedp3.runs.run_folder import read_events
 from fedp3.server.context import RoundRecord
 
@@ -191,8 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for name in options.only.split(","):
         settings = settings_of(name, options.set, 0)
         folder = options.out / options.set / name
-        if not (folder / session.SEEDS).exists():
-            session.begin_seeds(settings, folder, options.seeds)
+        if not (folder / existing.SEEDS).exists():
+            existing.begin_seeds(settings, folder, options.seeds)
     for seed in range(options.seeds):
         for name in options.only.split(","):
             folder = options.out / options.set / name / f"seed-{seed}"

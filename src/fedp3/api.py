@@ -40,7 +40,7 @@ from fedp3.planning.layer_sets import LAYER_SETS
 from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
 from fedp3.planning.schedules import SCHEDULES
 from fedp3.report.result import Result
-from fedp3.runs import session
+from fedp3.runs import existing, session
 from fedp3.runs.callbacks import Callback, check_callbacks, check_score
 from fedp3.runs.extension import extended
 from fedp3.runs.history import History
@@ -161,7 +161,7 @@ def run(
     settings = _with_own(settings, objective, parts)
     settings = _with_fitting_defaults(settings, model, dataset, layers)
     config = configs.parse(settings, where="fedp3.run")
-    if out is not None and resume and session.holds_run(Path(out)):
+    if out is not None and resume and existing.holds_run(Path(out)):
         config = extended(Path(out), config)
     shards = None if parts is None else split_parts([part.numpy() for part in parts], config)
     experiment = assemble_from(config, model, dataset, layers, shards, objective=chosen)
@@ -204,10 +204,10 @@ def resume(
     """
     check_callbacks(callbacks)
     folder = Path(folder)
-    config = session.reopen(folder)
+    config = existing.reopen(folder)
     if overrides:
         config = extended(folder, configs.load(folder / "config.toml", overrides))
-    plugins = session.plugins_of(folder)
+    plugins = existing.plugins_of(folder)
     directory = Path(data_dir) if data_dir is not None else None
     experiment = assemble(config, directory)
     make = partial(_engine, workers=workers, data_dir=directory, plugins=plugins)

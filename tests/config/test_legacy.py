@@ -17,7 +17,7 @@ from fedp3.config.legacy import RENAMED_KEYS, RENAMED_VALUES, translate
 from fedp3.config.schema import SECTIONS, fields_of
 from fedp3.core import files
 from fedp3.core.errors import ConfigError, InputError
-from fedp3.runs import session
+from fedp3.runs import existing
 
 OLD = Path(__file__).with_name("old")
 OLD_VALUES = {  # a value that 0.1.0.dev allowed for each key that was renamed
@@ -199,7 +199,7 @@ WANT = r"begun with fedp3 0\.1\.0\.dev0.*fedp3 init NEW\.toml --from .*config\.t
 
 def test_an_old_run_folder_is_refused_with_the_way_to_translate_it(folder):
     with pytest.raises(InputError, match=WANT):
-        session.reopen(folder)
+        existing.reopen(folder)
     with pytest.raises(InputError, match=WANT):
         fedp3.resume(folder)
 
@@ -215,4 +215,4 @@ def test_an_old_folder_of_several_seeds_is_refused_too(tmp_path):
     place.mkdir()
     files.write_json(place / "seeds.json", {"seeds": 2, "config": old("fjord")})
     with pytest.raises(InputError, match=WANT):
-        session.recorded_seeds(place)
+        existing.recorded_seeds(place)

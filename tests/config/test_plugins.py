@@ -19,7 +19,7 @@ from fedp3.core.errors import ConfigError, InputError
 from fedp3.core.registry import Registry
 from fedp3.methods import METHODS
 from fedp3.planning.prune_settings import SELECTORS
-from fedp3.runs import session
+from fedp3.runs import existing
 from fedp3.server.aggregators import AGGREGATORS
 
 RULES = """
@@ -177,7 +177,7 @@ def stopped(rules, data, tmp_path) -> Path:
 def test_a_changed_file_is_refused_on_resume(stopped, rules, data):
     rules.write_text(RULES + "# changed\n")
     with pytest.raises(InputError, match=r"my_rules\.py was changed after the run began"):
-        session.reopen(stopped)
+        existing.reopen(stopped)
     with pytest.raises(InputError, match=r"my_rules\.py was changed after the run began"):
         fedp3.run(net(), data, out=stopped, resume=True, use=[rules], **SETTINGS)
     new_process()
@@ -188,7 +188,7 @@ def test_a_changed_file_is_refused_on_resume(stopped, rules, data):
 def test_a_missing_file_is_refused_on_resume(stopped, rules):
     rules.unlink()
     with pytest.raises(InputError, match=r"--use .*my_rules\.py: cannot read it"):
-        session.reopen(stopped)
+        existing.reopen(stopped)
     with pytest.raises(InputError, match=r"--use .*my_rules\.py: cannot read it"):
         fedp3.resume(stopped)
 
@@ -296,7 +296,7 @@ def test_entry_points_are_loaded_on_resume(package, data, tmp_path):
     fedp3.run(net(), data, out=tmp_path / "r", **SETTINGS)
     new_process()
     sys.modules.pop("my_package_of_rules")
-    assert session.reopen(tmp_path / "r").method == "fedfirst"
+    assert existing.reopen(tmp_path / "r").method == "fedfirst"
 
 
 def test_an_entry_point_that_fails_is_an_error_with_its_name(package):

@@ -12,7 +12,7 @@ from fedp3.core.errors import InputError
 from fedp3.core.files import locked
 from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import assemble
-from fedp3.runs import run_folder, session
+from fedp3.runs import existing, run_folder, session
 
 SMALL = ("partition.clients=4", "run.clients_per_round=2", "run.rounds=3", "model.width=0.02")
 CONFIG = """
@@ -95,7 +95,7 @@ def test_a_folder_with_other_files_is_not_used_for_a_run(tmp_path):
 
 def test_two_processes_cannot_begin_the_same_run(tmp_path, monkeypatch):
     """The other process begins after this one has looked, and before it has the lock."""
-    place, real = tmp_path / "run", session.holds_run
+    place, real = tmp_path / "run", existing.holds_run
     looks = []
 
     def looked_too_early(folder: Path) -> bool:
@@ -113,7 +113,7 @@ def test_two_processes_cannot_begin_the_same_run(tmp_path, monkeypatch):
 def test_a_folder_that_another_process_writes_is_refused(tmp_path):
     with locked(tmp_path / "run"), pytest.raises(InputError, match="is being written by process"):
         train(tmp_path / "run")
-    assert not session.holds_run(tmp_path / "run")
+    assert not existing.holds_run(tmp_path / "run")
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):
@@ -188,7 +188,7 @@ def test_several_seeds_follow_the_rule(fedp3, tmp_path):
 
 
 def test_a_folder_of_several_seeds_is_not_the_folder_of_a_run(tmp_path):
-    session.begin_seeds(fedp3.make_config(*SMALL), tmp_path / "r", 2)
+    existing.begin_seeds(fedp3.make_config(*SMALL), tmp_path / "r", 2)
     for resume in (False, True):
         with pytest.raises(InputError, match=f"{HOLDS}fedp3 resume"):
             train(tmp_path / "r", resume=resume)
@@ -196,10 +196,10 @@ def test_a_folder_of_several_seeds_is_not_the_folder_of_a_run(tmp_path):
 
 def test_the_seeds_of_a_folder_are_recorded(tmp_path):
     settings = fedp3.make_config(*SMALL, "run.seed=7")
-    session.begin_seeds(settings, tmp_path / "r", 3)
-    assert session.recorded_seeds(tmp_path / "r") == (settings, 3)
-    assert session.recorded_seeds(tmp_path) is None
-    configs = session.seed_configs(settings, tmp_path / "r", 3)
+    existing.begin_seeds(settings, tmp_path / "r", 3)
+    assert existing.recorded_seeds(tmp_path / "r") == (settings, 3)
+    assert existing.recorded_seeds(tmp_path) is None
+    configs = existing.seed_configs(settings, tmp_path / "r", 3)
     assert {p.name: c.run.seed for p, c in configs.items()} == {
         "seed-0": 7,
         "seed-1": 8,

@@ -12,7 +12,7 @@ from fedp3.core import files
 from fedp3.core.errors import ConfigError, InputError, RunError
 from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import assemble
-from fedp3.runs import session
+from fedp3.runs import existing, session
 from fedp3.server.rounds import plans_for
 from fedp3_paper.reproduce import cells, lr, released, runner, summary
 from fedp3_paper.reproduce.cells import Bench, Cell, Variant, config_of
@@ -61,7 +61,7 @@ def request_in(folder: Path, **changes) -> runner.Request:
 
 def train(config, folder, name):
     options = Options(workers=1, name=name)
-    train_run(config, folder, options, resume=session.holds_run(folder))
+    train_run(config, folder, options, resume=existing.holds_run(folder))
 
 
 def one_worker(experiment, states):

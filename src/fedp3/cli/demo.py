@@ -79,13 +79,13 @@ def _headline(folders: list[Path]) -> list[str]:
 
 def _check_replaceable(folder: Path, settings: "Config") -> None:
     """Refuse a folder that exists, unless an earlier demo wrote it."""
-    from fedp3.runs import session
+    from fedp3.runs import existing
 
     if not folder.exists():
         return
     try:
-        for place, config in session.seed_configs(settings, folder, SEEDS).items():
-            session.reopen(place, config)
+        for place, config in existing.seed_configs(settings, folder, SEEDS).items():
+            existing.reopen(place, config)
     except InputError as error:
         raise InputError(
             f"{folder} is not a run of this demo; choose another folder with --out, "

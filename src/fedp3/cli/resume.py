@@ -35,11 +35,11 @@ def resume(
     Example: fedp3 resume runs/a run.rounds=300
     """
     from fedp3.engines.catalogue import check_engine
-    from fedp3.runs import session
+    from fedp3.runs import existing
 
     check_engine(engine)
-    several = session.recorded_seeds(folder)
-    settings = several[0] if several is not None else session.reopen(folder)
+    several = existing.recorded_seeds(folder)
+    settings = several[0] if several is not None else existing.reopen(folder)
     if overrides:
         settings = _extended(folder, overrides, several is not None)
     options = Options(
@@ -47,7 +47,7 @@ def resume(
         engine=engine,
         data_dir=data_dir,
         tensorboard=tensorboard,
-        plugins=session.plugins_of(folder),
+        plugins=existing.plugins_of(folder),
     )
     if several is not None:
         results = train_seeds(settings, folder, several[1], options)

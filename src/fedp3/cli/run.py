@@ -35,13 +35,13 @@ def run(
     from fedp3 import config
     from fedp3.config.plugins import load_plugins
     from fedp3.engines.catalogue import check_engine
-    from fedp3.runs import session
+    from fedp3.runs import existing
 
     check_engine(engine)
     plugins = load_plugins(use or ())
     settings = config.load(path, overrides or [])
     folder = out or _new_folder(Path("runs"), path.stem)
-    session.refuse_existing(folder)
+    existing.refuse_existing(folder)
     options = Options(
         workers=workers, engine=engine, data_dir=data_dir, tensorboard=tensorboard, plugins=plugins
     )

@@ -61,16 +61,16 @@ def train(
         extend: the config may have more rounds than the run in the folder.
     """
     from fedp3.experiment.assemble import assemble
-    from fedp3.runs import session
+    from fedp3.runs import existing, session
     from fedp3.runs.callbacks import log_to_tensorboard
     from fedp3.runs.stop_request import StopRequested
 
     if resume:
-        finished = session.finished_result(folder)
+        finished = existing.finished_result(folder)
         if finished is not None and not extend:
             return finished
     else:
-        session.refuse_existing(folder)
+        existing.refuse_existing(folder)
     callbacks = [log_to_tensorboard(folder / "tensorboard")] if options.tensorboard else []
     _note_workers(options.workers)
     experiment = assemble(settings, options.data_dir)
@@ -118,15 +118,15 @@ def train_seeds(
         options: how to train.
     """
     from fedp3.experiment.assemble import assemble
-    from fedp3.runs import session
+    from fedp3.runs import existing
 
-    configs = session.seed_configs(settings, folder, seeds)
-    begun = [place for place in configs if session.holds_run(place)]
+    configs = existing.seed_configs(settings, folder, seeds)
+    begun = [place for place in configs if existing.holds_run(place)]
     for place in begun:
-        session.reopen(place, configs[place])
+        existing.reopen(place, configs[place])
     if not begun:
         assemble(settings, options.data_dir)  # finds every mistake before anything is written
-    session.begin_seeds(settings, folder, seeds, options.plugins)
+    existing.begin_seeds(settings, folder, seeds, options.plugins)
     results = []
     for place, config in configs.items():
         named = replace(options, name=f"{folder.name} seed {config.run.seed}")

@@ -34,7 +34,7 @@ from fedp3.privacy.client_level import requirements as client_requirements
 from fedp3.privacy.mechanism import mechanism_of
 from fedp3.privacy.requirements import refused_deployment
 from fedp3.report import write_report
-from fedp3.runs import session
+from fedp3.runs import existing, session
 from fedp3.runs.session import Outcome
 from fedp3.server.context import RoundRecord
 
@@ -91,12 +91,12 @@ def serve(grid: Grid, experiment: Experiment, settings: ServeSettings) -> Outcom
     config, folder = experiment.config, settings.out
     _check(config)
     if folder is not None and not settings.resume:
-        session.refuse_existing(folder, RESUME)
+        existing.refuse_existing(folder, RESUME)
     run = secrets.token_hex(16)
     if settings.permit is not None:
         _check_permit(settings.permit, config)
         run = settings.permit.run
-    if folder is not None and session.holds_run(folder):
+    if folder is not None and existing.holds_run(folder):
         finished = session.read_finished(folder, config)
         if finished is not None:
             log(INFO, "%s holds a finished run", folder)
@@ -164,7 +164,7 @@ def _reported_devices(
 ) -> tuple[Device, ...]:
     """The device of every client, as the run folder has it, or as its node reports it now."""
     rows: Mapping[int, DeviceRow | None] = {i: node.device for i, node in reported.items()}
-    if folder is not None and session.holds_run(folder):
+    if folder is not None and existing.holds_run(folder):
         recorded = read_json(folder / "run.json")["devices"]
         rows = {i: recorded_row(row) for i, row in enumerate(recorded)}
     known = {i: device_of(row) for i, row in rows.items() if row is not None}

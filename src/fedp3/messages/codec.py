@@ -29,7 +29,6 @@ from fedp3.core.types import (
     Kind,
     LayerMap,
     Mask,
-    Masks,
     Params,
     Task,
 )
@@ -45,9 +44,9 @@ from fedp3.messages.compression import (
     uploaded_tensors,
 )
 from fedp3.messages.framing import Reader, frame, open_frame, values_bytes
-from fedp3.messages.mask_code import mask_bytes, pack_mask, unpack_mask
+from fedp3.messages.task_masks import packed_masks, read_masks
 from fedp3.planning.prune_settings import SELECTORS, PruneSettings
-from fedp3.planning.pruning import masks_for, pruned_tensors, retained_across_tensors
+from fedp3.planning.pruning import masks_for
 
 EXTRA_LIMIT = 1 << 20  # bytes of a method's tensors that a reader always accepts
 
@@ -77,7 +76,7 @@ def encode_task(
     """A task as a message."""
     payload = []
     if not SELECTORS.pick(pruning.selector).derivable:
-        payload += _packed_masks(task.masks, layers, pruning)
+        payload += packed_masks(task.masks, layers, pruning)
     needed = dict(_sent_tensors(task, layers, pruning.unfed_columns))
     if task.download is None:
         payload += [values_bytes(M.take(task.weights[n], mask)) for n, mask in needed.items()]
@@ -161,7 +160,7 @@ def decode_task(
         masks = masks_for(task.plan, zeros, layers, pruning, task.t, seed)
     else:
         planned = masks_for(task.plan, zeros, layers, pruning, 0, 0)  # only their sizes are right
-        masks = _read_masks(reader, planned, task.plan, layers, pruning)
+        masks = read_masks(reader, planned, task.plan, layers, pruning)
     task = replace(task, masks=masks)
     needed = dict(_sent_tensors(task, layers, pruning.unfed_columns))
     if "missed" in header:
@@ -247,46 +246,6 @@ def _largest_task(layers: LayerMap) -> int:
     tensors = [math.prod(shape) for shape in layers.shapes.values()]
     units = [group.units for group in layers.groups.values()]
     return 4 * sum(tensors) + sum(math.ceil(n / 8) for n in (*units, *tensors))
-
-
-# --------------------------------------------------------------------------- masks of a task
-
-
-def _packed_masks(masks: Masks, layers: LayerMap, pruning: PruneSettings) -> list[bytes]:
-    """The masks as bytes; a selector that chooses across tensors has one mask for all weights."""
-    weights = [mask.flatten() for mask in masks.weights.values()]
-    if SELECTORS.pick(pruning.selector).across_tensors and weights:
-        weights = [torch.cat(weights)]
-    units = []
-    for g, indices in masks.units.items():
-        line = torch.zeros(layers.groups[g].units, dtype=torch.bool)
-        line[indices] = True
-        units.append(line)
-    return [pack_mask(mask) for mask in (*weights, *units)]
-
-
-def _read_masks(
-    reader: Reader, planned: Masks, plan: ClientPlan, layers: LayerMap, pruning: PruneSettings
-) -> Masks:
-    """The masks of a task; each retains as many coordinates as the planned one."""
-    sizes = {n: mask.numel() for n, mask in planned.weights.items()}
-    if SELECTORS.pick(pruning.selector).across_tensors and sizes:
-        retained = retained_across_tensors(pruned_tensors(plan, layers), sizes)
-        mask_of_all = _read_mask(reader, sum(sizes.values()), retained)
-        flat = dict(zip(sizes, torch.split(mask_of_all, list(sizes.values())), strict=True))
-    else:
-        counts = {n: int(mask.sum()) for n, mask in planned.weights.items()}
-        flat = {n: _read_mask(reader, sizes[n], counts[n]) for n in sizes}
-    weights = {n: mask.view(layers.shapes[n]) for n, mask in flat.items()}
-    units = {}
-    for g, indices in planned.units.items():
-        mask = _read_mask(reader, layers.groups[g].units, len(indices))
-        units[g] = mask.nonzero().flatten()
-    return Masks(units=units, weights=weights)
-
-
-def _read_mask(reader: Reader, n: int, k: int) -> Tensor:
-    return unpack_mask(reader.take(mask_bytes(n, k)), n, k)
 
 
 # --------------------------------------------------------------------------- updates

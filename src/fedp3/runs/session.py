@@ -39,16 +39,15 @@ from fedp3.runs.callbacks import (
 )
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint
 from fedp3.runs.description import client_spent_of, describe, result_of, spent_of
-from fedp3.runs.existing import SEEDS as SEEDS
-from fedp3.runs.existing import begin_seeds as begin_seeds
-from fedp3.runs.existing import check_plugins, recorded_result, refuse_foreign
-from fedp3.runs.existing import finished_result as finished_result
-from fedp3.runs.existing import holds_run as holds_run
-from fedp3.runs.existing import plugins_of as plugins_of
-from fedp3.runs.existing import recorded_seeds as recorded_seeds
-from fedp3.runs.existing import refuse_existing as refuse_existing
-from fedp3.runs.existing import reopen as reopen
-from fedp3.runs.existing import seed_configs as seed_configs
+from fedp3.runs.existing import (
+    check_plugins,
+    finished_result,
+    holds_run,
+    recorded_result,
+    refuse_existing,
+    refuse_foreign,
+    reopen,
+)
 from fedp3.runs.extension import extend
 from fedp3.runs.history import History
 from fedp3.runs.run_folder import (

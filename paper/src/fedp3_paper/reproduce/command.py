@@ -216,7 +216,7 @@ def _count(arguments: Arguments) -> None:
 def _train(arguments: Arguments) -> None:
     """Run the unfinished cells of a target, then write its page."""
     from fedp3.core.files import locked
-    from fedp3.runs import session
+    from fedp3.runs import existing
     from fedp3_paper.reproduce import runner, summary
 
     if arguments.configs:
@@ -230,7 +230,7 @@ def _train(arguments: Arguments) -> None:
 
     def train(config: "Config", folder: Path, name: str) -> None:
         options = Options(workers=arguments.workers, data_dir=arguments.data_dir, name=name)
-        train_run(config, folder, options, resume=session.holds_run(folder))
+        train_run(config, folder, options, resume=existing.holds_run(folder))
 
     failures = runner.run_cells(request, todo, train, terminal.note)
     with locked(arguments.runs, ".pages", wait=True):  # another process may end at the same time

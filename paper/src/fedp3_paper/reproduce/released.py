@@ -12,7 +12,7 @@ from fedp3.engines.base import States
 from fedp3.engines.in_process import sequential
 from fedp3.experiment.assemble import assemble
 from fedp3.planning.dispatch import dispatched_tasks
-from fedp3.runs import session
+from fedp3.runs import existing
 from fedp3.runs.checkpoint import load_checkpoint
 from fedp3.server.evaluation import scores
 from fedp3.server.rounds import plans_for
@@ -35,7 +35,7 @@ def score_heads(folder: Path, data_dir: Path | None) -> float | None:
     Returns:
         The accuracy, or None if the folder has no checkpoint or no client could be scored.
     """
-    config = session.reopen(folder)
+    config = existing.reopen(folder)
     experiment = assemble(config, data_dir)
     checkpoint, _ = load_checkpoint(folder, config.digest())
     if checkpoint is None:
