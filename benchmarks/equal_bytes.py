@@ -251,11 +251,20 @@ def interval(differences: Sequence[float]) -> str:
     return f"{100 * mean:+.1f} [{100 * (mean - half):+.1f}, {100 * (mean + half):+.1f}]"
 
 
+def runs_of(scene: str, row: str) -> dict[int, dict[str, Any]]:
+    """The runs of a row by seed, with its tuned learning rate, or with the first that was tried."""
+    tuned = find(NAME, kind="validation", scene=TUNED_ON.get(scene, scene), row=row)
+    runs = find(NAME, kind="run", scene=scene, row=row)
+    if not runs:
+        return {}
+    best = max(tuned, key=lambda line: line["G"])["lr"] if len(tuned) >= len(FIRST_GRID) else None
+    lr = best if any(run["lr"] == best for run in runs) else runs[0]["lr"]
+    return {run["seed"]: run for run in runs if run["lr"] == lr}
+
+
 def table(scene: str) -> Iterator[str]:
     """Lines of a Markdown table."""
-    runs = {
-        row: {r["seed"]: r for r in find(NAME, kind="run", scene=scene, row=row)} for row in ROWS
-    }
+    runs = {row: runs_of(scene, row) for row in ROWS}
     base = {seed: sum(r["curve"][-1][1:3]) for seed, r in runs["fedavg"].items()}
     yield (
         "| row | seeds | lr | rounds | G | P | bytes | G at 2.5 % | G at 5 % "
@@ -302,6 +311,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--scene", default="fashion-classes", help=", ".join(SCENES))
     parser.add_argument("--rows", default=",".join(ROWS), help="rows, separated by commas")
     parser.add_argument("--seeds", type=int, default=5)
+    parser.add_argument("--lr", type=float, help="a learning rate that is not tuned, for a look")
     parser.add_argument("--table", action="store_true", help="print a table, train nothing")
     options = parser.parse_args(arguments)
     if options.table:
@@ -314,15 +324,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     torch.set_num_threads(1)
     for seed in range(options.seeds):
         for row in rows:
-            lr = learning_rate(options.scene, row, options.data)
+            lr = options.lr or learning_rate(options.scene, row, options.data)
             if lr is None:
                 continue
 
             def result(row: str = row, seed: int = seed, lr: float = lr) -> dict[str, Any]:
                 settings = settings_of(options.scene, row, seed, lr)
-                return {"lr": lr, "config": settings.digest(), **train(settings, options.data)}
+                return {"config": settings.digest(), **train(settings, options.data)}
 
-            once(NAME, result, kind="run", scene=options.scene, row=row, seed=seed)
+            once(NAME, result, kind="run", scene=options.scene, row=row, seed=seed, lr=lr)
 
 
 if __name__ == "__main__":
