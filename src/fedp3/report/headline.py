@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fedp3.core.scores import ACCURACY, Score
 from fedp3.report import text
 from fedp3.report.answers import answers, sentence
 from fedp3.report.equality import inequalities
@@ -38,11 +39,18 @@ def _alone(run: Run) -> str:
     if G is None:
         return f"The server model has not been evaluated yet, {after}."
     seeds = f", mean over {len(run.seeds)} seeds" if len(run.seeds) > 1 else ""
-    said = f"The server model has an accuracy of {text.percent_stat(G)}{seeds}, {after}."
+    scored = _scored(run.score, text.score_stat(run.score, G))
+    said = f"The server model has {scored}{seeds}, {after}."
     _, share = moved(run, "up")
     if share is not None and abs(share - 1) >= 0.005:
         said += f" Clients uploaded {100 * share:.0f}{text.NBSP}% of what dense FedAvg uploads."
     return said
+
+
+def _scored(score: Score, shown: str) -> str:
+    if score == ACCURACY:
+        return f"an accuracy of {shown}"
+    return f"{text.score_name(score, 'G')} {shown}"
 
 
 def _to_target(runs: Sequence[Run], wanted: float | None) -> list[str]:
@@ -55,7 +63,7 @@ def _to_target(runs: Sequence[Run], wanted: float | None) -> list[str]:
     never = [run.name for run in runs if rows[run.name]["seeds_at_target"] != len(run.seeds)]
     if not took:
         return []
-    said = f"To reach {text.percent(target.G)}, {'; '.join(took)}"
+    said = f"To reach {text.goal(runs[0].score, target.G)}, {'; '.join(took)}"
     if never:
         said += f"; {text.listed(never)} did not get there{_in_all_seeds(runs)}"
     return [said + "."]
