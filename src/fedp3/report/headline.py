@@ -39,7 +39,7 @@ def _alone(run: Run) -> str:
     if G is None:
         return f"The server model has not been evaluated yet, {after}."
     seeds = f", mean over {len(run.seeds)} seeds" if len(run.seeds) > 1 else ""
-    scored = _scored(run.score, text.score_stat(run.score, G))
+    scored = _named(run.score, text.score_stat(run.score, G), "an accuracy of ")
     said = f"The server model has {scored}{seeds}, {after}."
     _, share = moved(run, "up")
     if share is not None and abs(share - 1) >= 0.005:
@@ -47,10 +47,16 @@ def _alone(run: Run) -> str:
     return said
 
 
-def _scored(score: Score, shown: str) -> str:
-    if score == ACCURACY:
-        return f"an accuracy of {shown}"
-    return f"{text.score_name(score, 'G')} {shown}"
+def _named(score: Score, shown: str, usual: str) -> str:
+    """A value of G with the name of its score.
+
+    Args:
+        score: the score.
+        shown: the value.
+        usual: the words before an accuracy.
+    """
+    name = usual if score == ACCURACY else f"{text.score_name(score, 'G')} "
+    return f"{name}{shown}"
 
 
 def _to_target(runs: Sequence[Run], wanted: float | None) -> list[str]:
@@ -63,7 +69,8 @@ def _to_target(runs: Sequence[Run], wanted: float | None) -> list[str]:
     never = [run.name for run in runs if rows[run.name]["seeds_at_target"] != len(run.seeds)]
     if not took:
         return []
-    said = f"To reach {text.goal(runs[0].score, target.G)}, {'; '.join(took)}"
+    score = runs[0].score
+    said = f"To reach {_named(score, text.score(score, target.G), '')}, {'; '.join(took)}"
     if never:
         said += f"; {text.listed(never)} did not get there{_in_all_seeds(runs)}"
     return [said + "."]

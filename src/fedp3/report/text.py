@@ -94,11 +94,6 @@ def score_name(kind: Score, letter: str) -> str:
     return letter if kind == ACCURACY else f"{letter} ({kind.name})"
 
 
-def goal(kind: Score, target: float) -> str:
-    """A target in a sentence, with the name of the score unless it is the usual one."""
-    return ("" if kind == ACCURACY else f"{kind.name} ") + score(kind, target)
-
-
 def difference_unit(kind: Score) -> str:
     """The unit of a difference between two scores."""
     return "in percentage points" if kind.percent else f"of {kind.name}"
