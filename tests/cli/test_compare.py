@@ -125,10 +125,10 @@ def test_runs_with_another_score_are_compared_by_it(fedp3, tmp_path):
     assert code == 0
     code, out, _ = fedp3("compare", "t/fedavg", "t/fedp3", "--target", "3.5", "--score", "D")
     assert code == 0
-    answers, tables = out.split("Cost of the entire run")[0].split("Scores at the end")
+    answers, tables = out.split("Cost of the entire run")[0].split("Scores at the end", 1)
     assert answers.startswith("At ") and "D (nats) " in answers.splitlines()[0]
     assert "%" not in answers + tables and "points" not in out
-    assert "scores are nats, where lower is better" in out
+    assert "Scores at the end (nats, lower is better)" in out
     assert "worst: the highest G of any client" in out and "differences are of nats" in out
     assert "To reach a G (nats) of 3.500" in out
 

@@ -136,20 +136,15 @@ def compare(
 
 def _explain(score: Score, comparisons: int, *, by_device: bool) -> None:
     """Print what the columns and verdicts mean."""
-    from fedp3.report.text import difference_unit, lowest
+    from fedp3.report.text import difference_unit, worst_end
 
-    words = {"lowest": lowest(score), "unit": difference_unit(score)}
-    explanations = [] if score == ACCURACY else [f"scores are {_described(score)}"]
-    explanations += [explanation.format(**words) for explanation in EXPLANATIONS]
+    words = {"lowest": worst_end(score), "unit": difference_unit(score)}
+    explanations = [explanation.format(**words) for explanation in EXPLANATIONS]
     explanations += DEVICE_EXPLANATIONS if by_device else ()
     if comparisons > 1:
         explanations.append(CORRECTED.format(comparisons))
     for explanation in explanations:
         terminal.line(explanation)
-
-
-def _described(score: Score) -> str:
-    return f"{score.name}, where {'lower' if score.lower_is_better else 'higher'} is better"
 
 
 def _warn(rows: Sequence[Mapping[str, Any]], found: "Sequence[Inequality]") -> None:
@@ -239,7 +234,14 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> Table:
         ]
         for row in rows
     ]
-    return columns, cells, "Scores at the end"
+    return columns, cells, f"Scores at the end{_described(score_of(rows[0]))}"
+
+
+def _described(score: Score) -> str:
+    """What the scores are, in parentheses, unless they are accuracies."""
+    if score == ACCURACY:
+        return ""
+    return f" ({score.name}, {'lower' if score.lower_is_better else 'higher'} is better)"
 
 
 def _costs(rows: Sequence[Mapping[str, Any]], found: "Sequence[Inequality]") -> Table:

@@ -259,10 +259,10 @@ def difference_text(score: Score, d: Difference | None) -> str:
     """A difference, as in +1.2 [+0.3, +2.1]; that of shares is in percentage points."""
     if d is None:
         return text.NONE
-    mean, low, high = (
-        "" if value is None else score.number(value, sign="+") for value in (d.mean, d.low, d.high)
-    )
-    return f"{mean} [{low}, {high}]" if low and high else mean
+    shown = score.number(d.mean, sign="+")
+    if d.low is None or d.high is None:
+        return shown
+    return f"{shown} [{score.number(d.low, sign='+')}, {score.number(d.high, sign='+')}]"
 
 
 def as_row(answer: Answer) -> dict[str, object]:

@@ -90,7 +90,7 @@ def comparison_table(rows: Sequence[Json], *, one_fleet: bool) -> Table:
         ),
         Head(name="Seeds", meaning="number of runs that are averaged"),
         *(Head(name=kind, meaning=SCORES[kind].format(score=score.name)) for kind in kinds),
-        Head(name="Worst client", meaning=f"{text.lowest(score)} G of any client"),
+        Head(name="Worst client", meaning=f"{text.worst_end(score)} G of any client"),
         Head(name="MB up", meaning="clients to server, over the entire run"),
         Head(name="MB down", meaning="server to clients, over the entire run"),
         Head(

@@ -99,8 +99,8 @@ def difference_unit(kind: Score) -> str:
     return "in percentage points" if kind.percent else f"of {kind.name}"
 
 
-def lowest(kind: Score) -> str:
-    """Which of several scores is the worst."""
+def worst_end(kind: Score) -> str:
+    """At which end of several scores the worst one is."""
     return "highest" if kind.lower_is_better else "lowest"
 
 
