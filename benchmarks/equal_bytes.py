@@ -11,12 +11,9 @@ from a grid that grows until its best value lies inside.
 """
 
 import argparse
-import json
 import math
-import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
@@ -24,9 +21,8 @@ from typing import Any
 
 import torch
 
+from benchmarks.records import find, once
 from fedp3 import config
-from fedp3.core.errors import BusyError
-from fedp3.core.files import locked
 from fedp3.core.types import ClientPlan, ClientUpdate, Execute, LayerPlan, Reply, Task
 from fedp3.costs import device_time
 from fedp3.costs.traffic import traffic
@@ -34,11 +30,11 @@ from fedp3.engines.in_process import sequential
 from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.planning.dispatch import dispatched_tasks
 from fedp3.runs.tuning import shortened, validate
-from fedp3.server.evaluation import accuracy
+from fedp3.server.evaluation import scores
 from fedp3.server.publication import sent_weights
 from fedp3.server.rounds import run
 
-RESULTS = Path(__file__).parent / "results" / "equal-bytes.jsonl"
+NAME = "equal-bytes"
 COMMON = (
     "model.name=cnn",
     "model.width=0.25",
@@ -165,9 +161,9 @@ def train(settings: config.Config, data: Path | None) -> dict[str, Any]:
         final = state
         up, down = up + record.bytes_up, down + record.bytes_down
         if record.G is not None and record.D is not None:
-            scores = [round(record.G.mean, 5), round(record.D.mean, 5)]
+            means = [round(record.G.mean, 5), round(record.D.mean, 5)]
             costs = [up, down, round(meter.gflop, 3), round(meter.seconds, 2)]
-            curve.append([record.t + 1, *costs, *scores])
+            curve.append([record.t + 1, *costs, *means])
             print(f"  round {record.t + 1}: G {100 * record.G.mean:.1f} %", flush=True)
     return {"curve": curve, "P": _probe(experiment, final, execute)}
 
@@ -188,79 +184,35 @@ def _probe(experiment: Experiment, state: Any, execute: Execute) -> float | None
         probe=True,
         extra=state.extra,
     )
-    P = accuracy(execute(tasks))
+    P = scores(execute(tasks), spec.objective)
     return None if P is None else round(P.mean, 5)
 
 
-# --------------------------------------------------------------------------- results
-
-
-def read_results() -> list[dict[str, Any]]:
-    """All lines of the results."""
-    if not RESULTS.exists():
-        return []
-    return [json.loads(line) for line in RESULTS.read_text().splitlines()]
-
-
-def write_result(entry: Mapping[str, Any]) -> None:
-    """Add one line."""
-    RESULTS.parent.mkdir(exist_ok=True)
-    with RESULTS.open("a") as file:
-        file.write(json.dumps(entry) + "\n")
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def find(kind: str, **wanted: Any) -> list[dict[str, Any]]:
-    """The lines of this kind with these values."""
-    return [
-        line
-        for line in read_results()
-        if line["kind"] == kind and all(line[k] == v for k, v in wanted.items())
-    ]
-
-
-def once(kind: str, make: Any, **key: Any) -> dict[str, Any] | None:
-    """The line with this key, made now if there is none; None if another process makes it."""
-    known = find(kind, **key)
-    if known:
-        return known[0]
-    name = "-".join(str(value) for value in key.values())
-    lock = Path("/tmp") / f"equal-bytes-{kind}-{name}"
-    lock.mkdir(exist_ok=True)
-    with suppress(BusyError), locked(lock):
-        known = find(kind, **key)
-        if known:
-            return known[0]
-        print(kind, key, flush=True)
-        entry = {"kind": kind, **key, **make(), "torch": torch.__version__}
-        write_result(entry)
-        return entry
-    return None
+# --------------------------------------------------------------------------- learning rates
 
 
 def learning_rate(scene: str, row: str, data: Path | None) -> float | None:
     """The best learning rate of a row, inside its grid; None if it is being looked for."""
     scene = TUNED_ON.get(scene, scene)
     grid = list(FIRST_GRID)
-    scores: dict[float, float] = {}
+    found: dict[float, float] = {}
     while True:
         for lr in grid:
-            if lr in scores:
+            if lr in found:
                 continue
             settings = shortened(settings_of(scene, row, TUNING_SEED, lr))
 
             def score(settings: config.Config = settings) -> dict[str, Any]:
-                return {"G": validate(settings, data, 1, lambda record: None)}
+                return {"G": validate(settings, data, 1, lambda record: None)[0]}
 
-            line = once("validation", score, scene=scene, row=row, lr=lr)
+            line = once(NAME, score, kind="validation", scene=scene, row=row, lr=lr)
             if line is None:
                 return None
-            scores[lr] = line["G"]
-        best = max(scores, key=lambda lr: scores[lr])
-        if best == min(scores):
+            found[lr] = line["G"]
+        best = max(found, key=lambda lr: found[lr])
+        if best == min(found):
             grid.append(round(best / 2, 4))
-        elif best == max(scores):
+        elif best == max(found):
             grid.append(best * 2)
         else:
             return best
@@ -301,7 +253,9 @@ def interval(differences: Sequence[float]) -> str:
 
 def table(scene: str) -> Iterator[str]:
     """Lines of a Markdown table."""
-    runs = {row: {r["seed"]: r for r in find("run", scene=scene, row=row)} for row in ROWS}
+    runs = {
+        row: {r["seed"]: r for r in find(NAME, kind="run", scene=scene, row=row)} for row in ROWS
+    }
     base = {seed: sum(r["curve"][-1][1:3]) for seed, r in runs["fedavg"].items()}
     yield (
         "| row | seeds | lr | rounds | G | P | bytes | G at 2.5 % | G at 5 % "
@@ -368,7 +322,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 settings = settings_of(options.scene, row, seed, lr)
                 return {"lr": lr, "config": settings.digest(), **train(settings, options.data)}
 
-            once("run", result, scene=options.scene, row=row, seed=seed)
+            once(NAME, result, kind="run", scene=options.scene, row=row, seed=seed)
 
 
 if __name__ == "__main__":

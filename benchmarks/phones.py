@@ -2,22 +2,26 @@
 
     python -m benchmarks.phones OUT [--data DIR] [--set fashion-mnist] [--only NAME,...] [--seeds 3]
 
-Each row is trained with several seeds, in OUT/SET/NAME/seed-K.  What exists is resumed, so that the
-command can be stopped and started again.  With --table nothing is trained, and a table of the
-finished runs is printed.  `fedp3 report OUT/SET/*` shows them as a page.
+Each row is trained with several seeds, in OUT/SET/NAME/seed-K, and what exists there is resumed.  A
+finished run is a line of benchmarks/results/phones.jsonl, and is not trained again.  With --table
+nothing is trained, and tables of the finished runs are printed: the time to a target, and P of each
+kind of phone against training alone.  `fedp3 report OUT/SET/*` shows the runs as a page.
 """
 
 import argparse
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 import torch
 
+from benchmarks.equal_bytes import interval
+from benchmarks.records import find, once
 from fedp3 import config
-from fedp3.core.errors import BusyError
+from fedp3.core.files import read_json
 from fedp3.engines.in_process import sequential
 from fedp3.experiment.assemble import assemble
 from fedp3.runs import session
@@ -68,8 +72,8 @@ def settings_of(name: str, data: str, seed: int) -> config.Config:
     return config.parse({}, [f"data.name={data}", *COMMON, *ROWS[name], f"run.seed={seed}"])
 
 
-def train(name: str, data: str, seed: int, folder: Path, data_dir: Path | None) -> None:
-    """Train one row with one seed, or go on with it."""
+def train(name: str, data: str, seed: int, folder: Path, data_dir: Path | None) -> dict[str, Any]:
+    """Train one row with one seed, or go on with it; returns what is recorded of it."""
     experiment = assemble(settings_of(name, data, seed), data_dir)
 
     def on_round(record: RoundRecord) -> None:
@@ -80,40 +84,48 @@ def train(name: str, data: str, seed: int, folder: Path, data_dir: Path | None) 
                 flush=True,
             )
 
-    session.train(
+    result = session.train(
         experiment,
         folder,
         lambda experiment, states: sequential(experiment.client, experiment.shards, states),
         resume=True,
         watch=session.watch_with(on_round),
-    )
+    ).result
+    return summary(folder) | {"config": experiment.config.digest(), "rounds": result["rounds"]}
+
+
+def summary(folder: Path) -> dict[str, Any]:
+    """What is recorded of a finished run: its curve, and P and speed of each client."""
+    events = [e for e in read_events(folder) if e["G"]]
+    result, about = read_json(folder / "result.json"), read_json(folder / "run.json")
+    final = result["final"]["P"]
+    return {
+        "curve": [[round(e["clock"]["ended"], 3), round(e["G"]["mean"], 5)] for e in events],
+        "P": {int(i): round(p, 5) for i, p in final["clients"].items()} if final else {},
+        "gflops": [device["gflops"] for device in about["devices"]],
+    }
 
 
 # --------------------------------------------------------------------------- the table
 
+NAME = "phones"
 REFERENCE = "fedavg-waits"
 TARGET = 0.98  # of the final G of FedAvg that waits for everybody, with the same seed
 
 
-def curves(folder: Path) -> dict[int, list[tuple[float, float]]]:
+def curves(data: str, row: str) -> dict[int, list[list[float]]]:
     """For each finished seed the virtual seconds and G of its evaluated rounds."""
-    found = {}
-    for place in sorted(folder.glob("seed-*")):
-        if (place / "result.json").exists():
-            events = [e for e in read_events(place) if e["G"]]
-            points = [(e["clock"]["ended"], e["G"]["mean"]) for e in events]
-            found[int(place.name.removeprefix("seed-"))] = points
-    return found
+    return {run["seed"]: run["curve"] for run in find(NAME, set=data, row=row)}
 
 
-def reached(points: Sequence[tuple[float, float]], target: float) -> float | None:
+def reached(points: Sequence[Sequence[float]], target: float) -> float | None:
     """When a curve first has this value; None if it never does."""
     return next((seconds for seconds, G in points if target <= G), None)
 
 
-def table(folder: Path) -> Iterator[str]:
+def table(data: str) -> Iterator[str]:
     """Lines of a Markdown table: final G, seconds to the target, and seconds of a round."""
-    rows = {name: curves(folder / name) for name in ROWS}
+    rows = {name: curves(data, name) for name in ROWS}
     targets = {seed: TARGET * points[-1][1] for seed, points in rows[REFERENCE].items()}
     yield "| | seeds | final G | best G | s a round | s to the target |"
     yield "|---|---|---|---|---|---|"
@@ -133,6 +145,29 @@ def table(folder: Path) -> Iterator[str]:
         )
 
 
+# Kinds of phones by speed, as thirds of the fleet.
+KINDS = ("slow", "middle", "fast")
+ALONE = "local"
+
+
+def by_kind(data: str, row: str) -> Iterator[str]:
+    """Lines of a Markdown table: P of each kind of phone, and its lead over training alone."""
+    alone = {run["seed"]: run for run in find(NAME, set=data, row=ALONE)}
+    for kind, name in enumerate(KINDS):
+        leads, means = [], []
+        for run in find(NAME, set=data, row=row):
+            other = alone.get(run["seed"])
+            if other is None:
+                continue
+            order = sorted(range(len(run["gflops"])), key=run["gflops"].__getitem__)
+            chosen = [str(i) for i in order[kind * len(order) // 3 : (kind + 1) * len(order) // 3]]
+            both = [i for i in chosen if i in run["P"] and i in other["P"]]
+            means.append(fmean(run["P"][i] for i in both))
+            leads += [run["P"][i] - other["P"][i] for i in both]
+        if leads:
+            yield f"| {row} | {name} | {100 * fmean(means):.1f} % | {interval(leads)} |"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Train the rows that the arguments name, seed by seed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.phones", description=__doc__)
@@ -144,7 +179,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--table", action="store_true", help="print a table, train nothing")
     options = parser.parse_args(arguments)
     if options.table:
-        print("\n".join(table(options.out / options.set)))
+        print("\n".join(table(options.set)))
+        print("\n| | phones | P | lead over training alone, points, 95 % interval over clients |")
+        print("|---|---|---|---|")
+        print("\n".join(line for row in ROWS for line in by_kind(options.set, row) if row != ALONE))
         return
     unknown = [name for name in options.only.split(",") if name not in ROWS]
     if unknown:
@@ -158,8 +196,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for seed in range(options.seeds):
         for name in options.only.split(","):
             folder = options.out / options.set / name / f"seed-{seed}"
-            with suppress(BusyError):  # another process trains it
-                train(name, options.set, seed, folder, options.data)
+            make = partial(train, name, options.set, seed, folder, options.data)
+            once(NAME, make, set=options.set, row=name, seed=seed)
 
 
 if __name__ == "__main__":

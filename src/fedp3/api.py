@@ -41,7 +41,7 @@ from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
 from fedp3.planning.schedules import SCHEDULES
 from fedp3.report.result import Result
 from fedp3.runs import session
-from fedp3.runs.callbacks import Callback, check_callbacks
+from fedp3.runs.callbacks import Callback, check_callbacks, check_score
 from fedp3.runs.extension import extended
 from fedp3.runs.history import History
 from fedp3.runs.progress import maybe_rounds
@@ -303,6 +303,7 @@ def _train(
     callbacks: Sequence[Callback],
     progress: bool | None,
 ) -> Result:
+    check_score(callbacks, experiment.server.spec.objective.score)
     folder = Path(out) if out is not None else None
     events: list[dict[str, Any]] = []
 

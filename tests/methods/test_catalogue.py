@@ -13,12 +13,20 @@ from fedp3.client.update import local_update
 from fedp3.core.errors import InputError
 from fedp3.core.hashing import model_sha256
 from fedp3.core.trees import flatten
-from fedp3.core.types import ClientUpdate, Rejection, RejectionCode, Reply, Task
+from fedp3.core.types import ClientState, ClientUpdate, Rejection, RejectionCode, Reply, Task
 from fedp3.engines.base import States
 from fedp3.engines.catalogue import make_engine
 from fedp3.engines.in_process import sequential
 from fedp3.experiment.assemble import Experiment, assemble
-from fedp3.messages.codec import decode_task, decode_update, encode_task, encode_update, room_for
+from fedp3.messages.codec import (
+    Copy,
+    decode_task,
+    decode_update,
+    encode_task,
+    encode_update,
+    room_for,
+)
+from fedp3.messages.copies import copy_in, copy_tensors, initial_copy
 from fedp3.messages.framing import payload_size
 from fedp3.methods import METHODS
 from fedp3.privacy import requirements
@@ -35,7 +43,7 @@ class Wire:
     """An engine that exchanges tasks and updates as bytes, and counts them."""
 
     def __init__(self, e: Experiment) -> None:
-        self.e, self.states, self.up, self.down = e, States(), 0, 0
+        self.e, self.states, self.copies, self.up, self.down = e, States(), States(), 0, 0
 
     def execute(self, tasks: Sequence[Task]) -> list[Reply]:
         return [self.one(task) for task in tasks]
@@ -43,17 +51,25 @@ class Wire:
     def one(self, task: Task) -> Reply:
         context = self.e.client
         layers, pruning, compression = context.layers, context.pruning, context.spec.compression
-        data = encode_task(task, layers, pruning)
+        download, unfed = context.spec.download, pruning.unfed_columns
+        data = encode_task(task, layers, pruning, download)
         room = room_for(self.e.start.extra)
-        received = decode_task(data, layers, pruning, context.seed, room)
+        stored = self.copies.start(task)
+
+        def find_copy(t: int) -> Copy | None:
+            return initial_copy(context.initial, layers, download) if t < 0 else copy_in(stored)
+
+        received = decode_task(data, layers, pruning, context.seed, room, download, find_copy)
+        copy = ClientState(task.t, copy_tensors(received, layers, unfed, download))
+        self.copies.keep(task.plan.client, copy)
         shard, state = self.e.shards[task.plan.client], self.states.start(task)
         update, state = local_update(context, shard, received, state)
-        back = encode_update(update, task, layers, pruning.unfed_columns, compression)
+        back = encode_update(update, task, layers, unfed, compression)
         if task.kind == "train":
             self.down += payload_size(data)
             self.up += payload_size(back)
         self.states.keep(task.plan.client, state)
-        return decode_update(back, task, layers, pruning.unfed_columns, compression, room)
+        return decode_update(back, task, layers, unfed, compression, room)
 
 
 @every_method

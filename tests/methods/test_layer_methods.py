@@ -46,6 +46,8 @@ def windows(e: Experiment) -> layers.Due:
 
 
 CYCLE = ("plan.warm=1", "plan.stretch=1")
+# Schedules are held to references without codes, which tests/server/test_publication.py holds.
+UNCODED = ("upload.compress=none", "download.compress=none")
 MODEL: Mapping[str, tuple[str, tuple[str, ...], Callable[[Experiment], ref.Round]]] = {
     "fedpart": (
         "fedpart",
@@ -54,12 +56,12 @@ MODEL: Mapping[str, tuple[str, tuple[str, ...], Callable[[Experiment], ref.Round
     ),
     "fedp3-paced": (
         "fedp3-paced",
-        PACED,
+        (*PACED, *UNCODED),
         lambda e: layers.partly(bench(e), paced, freeze=True, by_examples=False),
     ),
     "fedp3-paced with weak clients": (
         "fedp3-paced",
-        (*PACED, *WEAK, "plan.weak_depth=0.5"),
+        (*PACED, *UNCODED, *WEAK, "plan.weak_depth=0.5"),
         lambda e: layers.partly(
             bench(e), weak_paced, freeze=True, by_examples=False, steps=WEAK_STEPS, keeps=KEEPS
         ),
@@ -140,8 +142,8 @@ OFF = {
     "damping where everybody uploads everything": ("fedavg", ["aggregate.damp=1.0"]),
 }
 OFF_UNWEIGHTED = {
-    "a paced schedule in which all layers are small": ("fedp3-paced", ["plan.share=1.0"]),
-    "a paced schedule whose period is one round": ("fedp3-paced", ["plan.period=1"]),
+    "a paced schedule in which all layers are small": ("fedp3-paced", ["plan.share=1.0", *UNCODED]),
+    "a paced schedule whose period is one round": ("fedp3-paced", ["plan.period=1", *UNCODED]),
     "windows of all layers": ("cocofl", ["plan.layers=full"]),
     "a threshold below which nothing is": ("fiarse-threshold", ["prune.keep=1.0"]),
 }

@@ -188,7 +188,6 @@ def test_budgets_end_a_run_with_the_round_that_reaches_them() -> None:
     "make",
     [
         lambda: fedp3.stop_at(float("nan")),
-        lambda: fedp3.stop_at(0),
         lambda: fedp3.stop_at(0.9, kind="X"),  # type: ignore[arg-type]
         lambda: fedp3.stop_early(0),
         lambda: fedp3.stop_early(True),

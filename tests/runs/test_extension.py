@@ -131,7 +131,7 @@ def run(data: Any, rounds: int, out: Path | None = None, **sections: Any) -> fed
     }
     for section, keys in sections.items():
         settings[section] = {**settings.get(section, {}), **keys}
-    return fedp3.run(net(), data, out=out, resume=True, **settings)  # type: ignore[arg-type]
+    return fedp3.run(net(), data, out=out, resume=out is not None, **settings)  # type: ignore[arg-type]
 
 
 def test_a_run_of_python_is_extended_by_the_same_call_with_more_rounds(

@@ -194,7 +194,7 @@ def test_a_folder_of_an_older_version_is_refused_with_what_that_did_not_know(
     files.write_json(tmp_path / "run" / "run.json", about)
     code, text = fedp3("resume", str(tmp_path / "run"), capsys=capsys)
     assert code == 2
-    assert "did not know upload.compress, upload.share, run.quorum" in text
+    assert "did not know upload.compress, upload.share, upload.entropy, run.quorum" in text
 
 
 # -------------------------------------------------------------- writing while the next round trains

@@ -1,6 +1,6 @@
 """What is called while a run trains: to stop it early, or to show its rounds in another program.
 
-A `Callback` is a record of up to four functions.  Those that stop a run read its history and
+A `Callback` is a record of optional functions.  Those that stop a run read its history and
 nothing else, so that they decide the same after a run was resumed.
 """
 
@@ -13,6 +13,7 @@ from typing import Any, Literal
 
 from fedp3.config import Config
 from fedp3.core.errors import InputError
+from fedp3.core.scores import Score
 from fedp3.runs.history import History
 from fedp3.server.context import RoundRecord
 
@@ -39,6 +40,8 @@ class Callback:
     """Functions that a run calls; those that are left out do nothing.
 
     Args:
+        check: called with the run's score before anything is written; raises an InputError if the
+            callback makes no sense for it.
         on_begin: called once, before the first round that is trained.
         on_round: called with the record of every round, when it has ended.
         stop: called with the history after every round but the last, and before a stopped run is
@@ -47,6 +50,7 @@ class Callback:
             ended the run.
     """
 
+    check: Callable[[Score], None] | None = None
     on_begin: Callable[[RunStart], None] | None = None
     on_round: Callable[[RoundRecord], None] | None = None
     stop: Callable[[History], str | None] | None = None
@@ -63,6 +67,13 @@ def check_callbacks(callbacks: object) -> None:
                 f"callbacks[{i}] is a {type(callback).__name__}, want a fedp3.Callback, as "
                 "fedp3.stop_at(0.9) returns one, or fedp3.Callback(on_round=FUNCTION)"
             )
+
+
+def check_score(callbacks: Sequence[Callback], score: Score) -> None:
+    """Call every `check` with the score of a run."""
+    for callback in callbacks:
+        if callback.check is not None:
+            callback.check(score)
 
 
 def reason_to_stop(
@@ -109,13 +120,17 @@ def stop_at(score: float, kind: Literal["G", "D", "P"] = "G") -> Callback:
     if not math.isfinite(score):
         raise InputError(f"stop_at: the score is {score!r}, want a finite number")
 
+    def check(of: Score) -> None:
+        if of.percent and not 0 < score <= 1:
+            raise InputError(f"stop_at: the {of.name} is {score!r}, want a share in (0, 1]")
+
     def stop(history: History) -> str | None:
         of, scores = history.score, [s for s in history.column(kind) if s is not None]
         if not scores or not of.reaches(scores[-1], score):
             return None
         return f"{kind} is {of.text(scores[-1])}, and the target is {of.text(score)}"
 
-    return Callback(stop=stop)
+    return Callback(check=check, stop=stop)
 
 
 def stop_early(
