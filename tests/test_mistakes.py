@@ -191,7 +191,7 @@ COMMANDS = {
     ),
     "nothing to compare": (["compare"], "Missing argument"),
     "a run that is not there": (["compare", "good", "none"], "none is not a run folder"),
-    "a percentage for a target": (["compare", "good", "--target", "80"], "is not in the range"),
+    "a percentage for a target": (["compare", "good", "--target", "80"], "a number from 0 to 1"),
     "a budget below 0": (["compare", "good", "--at-mb", "-1"], "is not in the range"),
     "a page that is a folder": (["report", "good", "--out", "folder"], "folder/report.html"),
     "a damaged run": (["report", "broken"], "broken/run.json was damaged"),

@@ -16,6 +16,13 @@ TINY = [
     "run.eval_every=1",
     "local.steps=2",
 ]
+PLAY = Path(__file__).parents[1] / "play.txt"
+TEXT = [
+    *("data.name=text", f"data.path={PLAY}", "data.length=16", "partition.kind=roles"),
+    *("partition.clients=3", "model.name=gpt", "model.width=0.125", "model.blocks=1"),
+    *("local.optimizer=adam", "local.lr=0.01", "run.clients_per_round=0", "run.rounds=3"),
+    "run.eval_every=1",
+]
 LONG = "heterofl-with-a-very-long-name-of-44-letters"
 
 
@@ -109,3 +116,37 @@ def test_a_table_that_fits_is_not_split(capsys, monkeypatch):
     terminal.table(columns, [["x", "12.5", "words"], ["long-name", "3", "short"]])
     printed = capsys.readouterr().out
     assert printed.count("run") == 2 and printed.count("long-name") == 2 and "12.5" in printed
+
+
+def test_runs_with_another_score_are_compared_by_it(fedp3, tmp_path):
+    fedp3("init", "my.toml")
+    methods = ("--methods", "fedavg,fedp3", "--seeds", "3", "--out", "t")
+    code, *_ = fedp3("sweep", "my.toml", *TEXT, *methods)
+    assert code == 0
+    code, out, _ = fedp3("compare", "t/fedavg", "t/fedp3", "--target", "3.5", "--score", "D")
+    assert code == 0
+    answers, tables = out.split("Cost of the entire run")[0].split("Scores at the end", 1)
+    assert answers.startswith("At ") and "D (nats) " in answers.splitlines()[0]
+    assert "%" not in answers + tables and "points" not in out
+    assert "Scores at the end (nats, lower is better)" in out
+    assert "worst: the highest G of any client" in out and "differences are of nats" in out
+    assert "To reach a G (nats) of 3.500" in out
+
+    code, out, _ = fedp3("compare", "t/fedavg", "t/fedp3", "--json")
+    shown = last(out)
+    for row in shown["runs"]:
+        assert row["score"] == {"name": "nats", "lower_is_better": True, "percent": False}
+        assert f"{row['G']:.3f}" in next(
+            a["answer"] for a in shown["answers"] if a["at"] == "round"
+        )
+        assert row["worst"] > row["G"] > 1
+    for answer in shown["answers"]:
+        scores = {row["run"]: row["score"] for row in answer["runs"]}
+        assert scores[answer["reference"]] == min(scores.values())
+    code, _, err = fedp3("report", "t/fedavg", "--target", "nan", "--out", "new/page.html")
+    assert code == 2 and "a value of nats" in err and not (tmp_path / "new").exists()
+
+
+def test_the_target_of_an_accuracy_is_a_share(fedp3, sweep):
+    code, _, err = fedp3("compare", "d/fedavg", "--target", "80")
+    assert code == 2 and "accuracy is a share, so want a number from 0 to 1" in err

@@ -16,9 +16,9 @@ from test_report import make_run
 
 from device_runs import add_devices, events_of, read, write_events
 from fedp3.core.errors import InputError
-from fedp3.report.answers import INCOMPARABLE, answers, as_row, points, sentence
+from fedp3.core.scores import ACCURACY, Score
+from fedp3.report.answers import INCOMPARABLE, answers, as_row, difference_text, sentence
 from fedp3.report.budgets import AXES, common_budget, scores_at, smoothed, value_at
-from fedp3.report.direction import best, reaches, relaxed
 from fedp3.report.equality import inequalities
 from fedp3.report.headline import headline
 from fedp3.report.paired import (
@@ -34,6 +34,7 @@ from fedp3.report.paired import (
 from fedp3.report.runs import load_runs
 from fedp3.report.targets import choose_target, cost_to
 
+NATS = Score("nats", lower_is_better=True)
 SCORES = st.floats(0, 1).map(lambda x: round(x, 4))
 
 
@@ -102,7 +103,7 @@ def test_only_seeds_that_both_runs_have_are_compared() -> None:
     got = difference({0: 0.5, 1: 0.6, 7: 0.9}, {1: 0.5, 0: 0.5, 2: 0.0})
     assert got is not None and got.seeds == 2 and got.mean == pytest.approx(0.05)
     assert difference({0: 1.0}, {1: 0.0}) is None
-    assert verdict(None, None, 1) == UNDECIDED and reason(None) == "no seed in common"
+    assert verdict(None, None, ACCURACY) == UNDECIDED and reason(None) == "no seed in common"
 
 
 @given(st.lists(st.none() | st.floats(0, 1), max_size=7))
@@ -124,18 +125,16 @@ def test_of_many_comparisons_without_a_difference_few_have_any_false_verdict() -
         scores = [seeds_of(list(rng.normal(0.8, 0.01, 4))) for _ in range(5)]
         ds = [difference(a, b) for a, b in itertools.combinations(scores, 2)]
         ps = holm([None if d is None else d.p for d in ds])
-        wrong += any(verdict(d, p, 1) != UNDECIDED for d, p in zip(ds, ps, strict=True))
+        wrong += any(verdict(d, p, ACCURACY) != UNDECIDED for d, p in zip(ds, ps, strict=True))
     assert wrong / repeats < 0.07  # 5 % and three standard errors
 
 
 def test_a_verdict_follows_the_direction_of_the_score() -> None:
     d = Difference(mean=0.1, seeds=5, low=0.05, high=0.15, p=0.001)
-    assert verdict(d, 0.01, 1) == BETTER and verdict(d, 0.01, -1) == WORSE
-    assert verdict(d, 0.05, 1) == UNDECIDED and verdict(d, None, 1) == UNDECIDED
-    assert best({"a": 0.1, "b": 0.2}, 1) == "b" and best({"a": 0.1, "b": 0.2}, -1) == "a"
-    assert reaches(0.8, 0.8, 1) and not reaches(0.79, 0.8, 1) and reaches(0.79, 0.8, -1)
-    assert relaxed(0.5, 0.5, 1) == 0.25 and relaxed(0.5, 0.5, -1) == 1.0
-    assert points(d) == "+10.0 [+5.0, +15.0]"
+    assert verdict(d, 0.01, ACCURACY) == BETTER and verdict(d, 0.01, NATS) == WORSE
+    assert verdict(d, 0.05, ACCURACY) == verdict(d, None, ACCURACY) == UNDECIDED
+    assert difference_text(ACCURACY, d) == "+10.0 [+5.0, +15.0]"
+    assert difference_text(NATS, d) == "+0.100 [+0.050, +0.150]"
 
 
 # --------------------------------------------------------------------------- budgets
@@ -247,7 +246,7 @@ def test_two_runs_are_told_with_their_difference(tmp_path: Path) -> None:
 def test_a_correction_that_changes_the_verdict_is_told() -> None:
     d = Difference(mean=0.1, seeds=3, low=0.01, high=0.2, p=0.03)
     assert reason(d, 0.09, 3) == "too few seeds for 3 comparisons"
-    assert reason(d, 0.03, 1) == "" and verdict(d, 0.09, 1) == UNDECIDED
+    assert reason(d, 0.03, 1) == "" and verdict(d, 0.09, ACCURACY) == UNDECIDED
 
 
 @pytest.mark.parametrize(("seeds", "why"), [(1, "1 seed, want 3"), (2, "2 seeds, want 3")])

@@ -16,6 +16,7 @@ from test_report import FIGURES, HOSTILE, Outline, make_run
 
 import fedp3
 from device_runs import add_devices, events_of, read, write_events
+from fedp3.core.scores import ACCURACY
 from fedp3.devices.fleets import make_fleet
 from fedp3.report import compare, write_figures, write_report
 from fedp3.report import text as words
@@ -488,7 +489,10 @@ def test_the_page_shows_time_fleet_round_and_devices(tmp_path: Path) -> None:
     for folder in (a, b):
         (run,) = load_runs([folder])
         for c in device_classes(run):
-            assert c.name in shown and words.percent_stat(c.P).replace(words.NBSP, " ") in shown
+            assert (
+                c.name in shown
+                and words.score_stat(ACCURACY, c.P).replace(words.NBSP, " ") in shown
+            )
     data = json.loads(next(t for t in page.text if t.startswith('{"')))
     for key in ("fleet-0", "fleet-1-narrow", "timeline-0", "timeline-1-narrow"):
         spots = data[key] | data[data[key].get("texts_of", key)]

@@ -20,6 +20,7 @@ from torch import nn
 import fedp3
 from fedp3 import config
 from fedp3.core.errors import InputError
+from fedp3.core.scores import ACCURACY
 from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import assemble
 from fedp3.report import compare, draw_labels, write_figures, write_report
@@ -184,8 +185,8 @@ class Outline(HTMLParser):
         (words.duration(125), "2 min 5 s"),
         (words.duration(59.97), "1 min 0 s"),
         (words.duration(4_325), "1 h 12 min"),
-        (words.percent_stat(Stat(0.8574, 0.0389)), "85.7 ± 3.9 %"),
-        (words.percent_stat(Stat(0.8574)), "85.7 %"),
+        (words.score_stat(ACCURACY, Stat(0.8574, 0.0389)), "85.7 ± 3.9 %"),
+        (words.score_stat(ACCURACY, Stat(0.8574)), "85.7 %"),
     ],
 )
 def test_numbers_are_written_for_people(got: str, want: str) -> None:

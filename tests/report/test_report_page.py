@@ -14,6 +14,7 @@ from test_report import HOSTILE, make_run
 
 from device_runs import add_devices
 from fedp3.report import write_report
+from score_runs import regression_runs
 
 sync_api = pytest.importorskip("playwright.sync_api")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -497,3 +498,21 @@ def test_hovering_tells_who_a_dot_and_a_bar_are(
         assert all(line in tip.inner_text() for line in spots["lines"][k])
     page.mouse.move(2, 2)
     assert tip.is_hidden()
+
+
+@pytest.mark.parametrize("width", [1300, 400])
+def test_a_score_that_is_no_share_has_no_percent_sign_on_any_screen(
+    tmp_path: Path, visit: Callable[..., Opened], width: int
+) -> None:
+    page = visit(write_report(regression_runs(tmp_path / "runs"), tmp_path / "page.html")).page
+    page.set_viewport_size({"width": width, "height": 900})
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert page.evaluate(SMALL) == []
+    for name in ("score-0", "score-per-mb-0", "score-per-time-0"):
+        chart = page.locator(f"svg[data-chart={name}{'-narrow' if width == 400 else ''}]")
+        assert chart.is_visible()
+        assert "RMSE" in chart.locator(".axis").all_text_contents()
+        assert not [tick for tick in chart.locator(".tick").all_text_contents() if "%" in tick]
+    assert not [text for text in column(page, 12) + column(page, 13) if "%" in text]  # G and P
+    page.locator(f"svg[data-chart=score-0{'-narrow' if width == 400 else ''}]").hover()
+    assert "%" not in page.locator("#tip").inner_text()

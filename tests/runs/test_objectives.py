@@ -17,10 +17,10 @@ from fedp3.core.errors import DataError, InputError
 from fedp3.core.scores import ACCURACY, Score, score_of
 from fedp3.core.types import ClientUpdate
 from fedp3.node.account import noisy_scores
-from fedp3.report.clock import first_at
 from fedp3.report.runs import load_runs
+from fedp3.report.targets import first_at
 from fedp3.runs.session import stops_early
-from fedp3.runs.tuning import best, validate
+from fedp3.runs.tuning import validate
 from fedp3.server.evaluation import scores
 
 RNG = torch.Generator().manual_seed(0)
@@ -246,9 +246,12 @@ def test_best_near_and_first_respect_the_direction() -> None:
     assert nats.better(1.0, 2.0) and ACCURACY.better(2.0, 1.0)
     assert nats.better(5.0, math.nan) and not nats.better(math.nan, 5.0)
     assert nats.near(0.98, 0.98) == 1.0 and ACCURACY.near(1.0, 0.98) == 0.98
+    likelihood = Score("log-likelihood")
+    assert nats.near(-1.0, 0.5) == -0.5 and likelihood.near(-1.0, 0.5) == -2.0  # both are worse
     curve = [(0, 1.0, 3.0), (1, 2.0, 2.0), (2, 3.0, 1.0)]
     assert first_at(curve, 2.0, nats) == 2.0 and first_at(curve, 2.0) == 1.0
-    assert best({"a": 3.0, "b": 1.0}, nats) == "b" and best({"a": 3.0, "b": 1.0}) == "a"
+    values = {"a": 3.0, "b": 1.0}
+    assert nats.leader(values) == "b" and ACCURACY.leader(values) == "a"
 
 
 def test_tuning_prefers_fewer_nats() -> None:
@@ -268,7 +271,7 @@ def test_tuning_prefers_fewer_nats() -> None:
         for lr in ("1e-6", "0.02")
     }
     scored = {lr: value for lr, (value, _) in found.items()}
-    assert best(scored, found["0.02"][1]) == "0.02" and scored["0.02"] < scored["1e-6"]
+    assert found["0.02"][1].leader(scored) == "0.02" and scored["0.02"] < scored["1e-6"]
 
 
 # --------------------------------------------------------------------------- early stopping

@@ -9,6 +9,7 @@ from fedp3.cli import terminal
 from fedp3.cli.options import AsJson, Folders, Target
 from fedp3.cli.report import run_folders
 from fedp3.core.errors import InputError
+from fedp3.core.scores import ACCURACY, Score, score_of
 
 if TYPE_CHECKING:
     from fedp3.report.answers import Answer
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 SCORES = ("G", "D", "P")
 EXPLANATIONS = (
     "G: server's model; D: as dispatched; P: after one local update; means over clients and",
-    "seeds, ± one standard deviation over seeds; worst: the lowest G of any client",
-    "differences are in percentage points, paired by seed, with 95 % intervals",
+    "seeds, ± one standard deviation over seeds; worst: the {lowest} G of any client",
+    "differences are {unit}, paired by seed, with 95 % intervals",
     "MB are of the entire run, in parentheses as a share of dense FedAvg; GFLOP are per client;",
     "fleet s: time on the fleet; seconds: measured on the machine that ran it",
 )
@@ -126,14 +127,20 @@ def compare(
         show(columns, cells, title)
     _show_guarantees(rows)
     if not markdown:
-        _explain(max((a.comparisons for a in answered), default=0), by_device=by_device)
+        _explain(
+            runs[0].score, max((a.comparisons for a in answered), default=0), by_device=by_device
+        )
         page = terminal.command("report", *run_folders(folders), "--out", "compare.html")
         terminal.line(f"next: {page}")
 
 
-def _explain(comparisons: int, *, by_device: bool) -> None:
+def _explain(score: Score, comparisons: int, *, by_device: bool) -> None:
     """Print what the columns and verdicts mean."""
-    explanations = [*EXPLANATIONS, *(DEVICE_EXPLANATIONS if by_device else ())]
+    from fedp3.report.text import difference_unit, worst_end
+
+    words = {"lowest": worst_end(score), "unit": difference_unit(score)}
+    explanations = [explanation.format(**words) for explanation in EXPLANATIONS]
+    explanations += DEVICE_EXPLANATIONS if by_device else ()
     if comparisons > 1:
         explanations.append(CORRECTED.format(comparisons))
     for explanation in explanations:
@@ -195,8 +202,8 @@ def _plain(text: str) -> str:
 
 
 def _standings(answer: "Answer") -> Table:
-    from fedp3.report.answers import points
-    from fedp3.report.text import percent_stat
+    from fedp3.report.answers import difference_text
+    from fedp3.report.text import score_stat
 
     columns = {
         "run": "left",
@@ -206,9 +213,13 @@ def _standings(answer: "Answer") -> Table:
     }
     cells = []
     for s in answer.standings:
-        against = points(s.difference) if s.difference else "-" if s.run != answer.reference else ""
+        against = "" if s.run == answer.reference else "-"
+        if s.difference:
+            against = difference_text(answer.score, s.difference)
         why = f" ({s.reason})" if s.reason else ""
-        cells.append([s.run, _plain(percent_stat(s.score)), against, f"{s.verdict}{why}"])
+        cells.append(
+            [s.run, _plain(score_stat(answer.score, s.score)), against, f"{s.verdict}{why}"]
+        )
     return columns, cells, f"At {_plain(answer.place)}"
 
 
@@ -219,11 +230,18 @@ def _scores(rows: Sequence[Mapping[str, Any]]) -> Table:
             str(row["run"]),
             str(row["seeds"]),
             *(_with_spread(row, kind) for kind in SCORES),
-            terminal.share(row["worst"]),
+            score_of(row).text(row["worst"]),
         ]
         for row in rows
     ]
-    return columns, cells, "Scores at the end"
+    return columns, cells, f"Scores at the end{_described(score_of(rows[0]))}"
+
+
+def _described(score: Score) -> str:
+    """What the scores are, in parentheses, unless they are accuracies."""
+    if score == ACCURACY:
+        return ""
+    return f" ({score.name}, {'lower' if score.lower_is_better else 'higher'} is better)"
 
 
 def _costs(rows: Sequence[Mapping[str, Any]], found: "Sequence[Inequality]") -> Table:
@@ -288,8 +306,8 @@ def _show_guarantees(rows: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _with_spread(row: Mapping[str, Any], kind: str) -> str:
-    std = row[f"{kind}_std"]
-    return terminal.share(row[kind]) + ("" if std is None else f" ± {100 * std:.1f}")
+    score, std = score_of(row), row[f"{kind}_std"]
+    return score.text(row[kind]) + ("" if std is None else f" ± {score.number(std)}")
 
 
 def _number(value: float | None) -> str:

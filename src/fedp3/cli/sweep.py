@@ -108,7 +108,7 @@ def _best(
             )
         )
     kind = score_of(read_json(path)[method])
-    value = tuning.best(scores, kind)
+    value = kind.leader(scores)
     if len(set(scores.values())) == 1:
         terminal.note(
             f"warning: {method}: all values have the same G on the validation split; "

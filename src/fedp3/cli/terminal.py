@@ -26,7 +26,7 @@ err = Console(stderr=True)
 
 
 def share(value: float | None, digits: int = 1) -> str:
-    """An accuracy, or another share of 1, in percent."""
+    """A share of 1 in percent."""
     return "-" if value is None else f"{100 * value:.{digits}f} %"
 
 

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+LARGE = 1e7  # from here on numbers are written as in 3.4e+38, the score of a diverged model
+
 
 @dataclass(frozen=True, slots=True)
 class Score:
@@ -38,8 +40,13 @@ class Score:
         return value == target or self.better(value, target)
 
     def near(self, best: float, share: float) -> float:
-        """This share of the best value; where less is better, the best value over the share."""
-        return best / share if self.lower_is_better else share * best
+        """A value slightly worse than the best: this share of it, or the best over the share."""
+        worse_is_larger = self.lower_is_better == (best >= 0)
+        return best / share if worse_is_larger else share * best
+
+    def leader(self, values: Mapping[str, float]) -> str:
+        """The name of the best of these values, among equals the first."""
+        return max(values, key=lambda name: self.utility(values[name]))
 
     def best(self, values: Iterable[float]) -> float:
         """The best of these values."""
@@ -62,9 +69,21 @@ class Score:
         """
         if value is None:
             return "-"
+        return self.number(value, digits) + (" %" if self.percent else "")
+
+    def number(self, value: float, digits: int = 1, sign: str = "") -> str:
+        """A value, a spread or a difference without a unit; that of a share is in percent.
+
+        Args:
+            value: the value.
+            digits: see `text`.
+            sign: "+" to write the sign of positive numbers as well.
+        """
         if self.percent:
-            return f"{100 * value:.{digits}f} %"
-        return f"{value:.{digits + 2}f}"
+            return f"{100 * value:{sign}.{digits}f}"
+        if abs(value) >= LARGE:
+            return f"{value:{sign}.{digits + 2}g}"
+        return f"{value:{sign}.{digits + 2}f}"
 
 
 ACCURACY = Score("accuracy", percent=True)

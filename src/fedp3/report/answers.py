@@ -10,9 +10,9 @@ from dataclasses import dataclass, replace
 from itertools import combinations
 
 from fedp3.core.errors import InputError
+from fedp3.core.scores import Score
 from fedp3.report import text
 from fedp3.report.budgets import AXES, Axis, common_budget, scores_at
-from fedp3.report.direction import best, common_direction
 from fedp3.report.equality import Inequality, inequalities
 from fedp3.report.paired import (
     BETTER,
@@ -47,6 +47,7 @@ class Answer:
     axis: str  # a key of AXES
     budget: float
     kind: str  # G, D or P
+    score: Score  # what G, D and P are
     reference: str  # the run that the others are compared with
     chosen: bool  # the user named it; otherwise it is the best run
     standings: tuple[Standing, ...]
@@ -56,6 +57,11 @@ class Answer:
     def place(self) -> str:
         """The budget in words, as in "8.37 MB of traffic"."""
         return f"{AXES[self.axis].amount(self.budget)} of {AXES[self.axis].noun}"
+
+    @property
+    def named(self) -> str:
+        """G, D or P in a sentence."""
+        return text.score_name(self.score, self.kind)
 
     @property
     def rivals(self) -> list[Standing]:
@@ -134,7 +140,7 @@ def _answer(
     against: str | None,
     unequal: Sequence[Inequality],
 ) -> Answer:
-    axis, sign = AXES[key], common_direction(runs)
+    axis, score = AXES[key], runs[0].score
     scores = {}
     for run in runs:
         of_run = scores_at(run, axis, budget, kind, last)
@@ -144,7 +150,7 @@ def _answer(
         raise InputError(_unreached(runs, axis, budget, kind))
     stats = {name: stat(of_run.values()) for name, of_run in scores.items()}
     means = {name: value.mean for name, value in stats.items() if value is not None}
-    reference = against if against is not None else best(means, sign)
+    reference = against if against is not None else score.leader(means)
     others = [name for name in scores if name != reference]
     pairs = [(name, reference) for name in others]
     if against is None:
@@ -162,7 +168,7 @@ def _answer(
             standing = replace(
                 standing,
                 difference=d,
-                verdict=verdict(d, p, sign),
+                verdict=verdict(d, p, score),
                 reason=reason(d, p, len(pairs)),
             )
             if forbidden:
@@ -173,6 +179,7 @@ def _answer(
         axis=key,
         budget=budget,
         kind=kind,
+        score=score,
         reference=reference,
         chosen=against is not None,
         standings=tuple(standings),
@@ -186,16 +193,18 @@ def _answer(
 def sentence(answer: Answer) -> str:
     """The answer as a sentence."""
     place = f"At {answer.place}"
-    scored = {s.run: text.percent(mean(s.score)) for s in answer.standings}
+    scored = {s.run: text.score(answer.score, mean(s.score)) for s in answer.standings}
     compared = [s for s in answer.rivals if s.verdict]
     missing = [s.run for s in answer.rivals if not s.verdict]
     left_out = f" {text.listed(missing)} {_was(missing)} not evaluated there." if missing else ""
     if not compared:
-        return f"{place} {answer.reference} has {answer.kind} {scored[answer.reference]}.{left_out}"
+        return (
+            f"{place} {answer.reference} has {answer.named} {scored[answer.reference]}.{left_out}"
+        )
     if len(compared) == 1:
         return f"{place} {_pair(answer, compared[0])}.{left_out}"
     lead = "has" if answer.chosen else "leads with"
-    said = [f"{place} {answer.reference} {lead} {answer.kind} {scored[answer.reference]}"]
+    said = [f"{place} {answer.reference} {lead} {answer.named} {scored[answer.reference]}"]
     # A verdict is about the other run; the sentence is about the reference.
     for word, other_side in ((WORSE, "better than"), (BETTER, "worse than")):
         names = [s.run for s in compared if s.verdict == word]
@@ -226,19 +235,18 @@ def _pair(answer: Answer, other: Standing) -> str:
     """Two runs: scores, verdict and difference of the reference to the other."""
     by_name = {s.run: s for s in answer.standings}
     ours = by_name[answer.reference]
-    scores = (
-        f"{ours.run} has {answer.kind} {text.percent(mean(ours.score))} "
-        f"and {other.run} {text.percent(mean(other.score))}"
-    )
+    ours_shown, others = (text.score(answer.score, mean(s.score)) for s in (ours, other))
+    scores = f"{ours.run} has {answer.named} {ours_shown} and {other.run} {others}"
     if other.reason:
         return f"{scores}: {other.verdict} ({other.reason})"
     assert other.difference is not None
-    shown = points(negative(other.difference))
+    unit = " points" if answer.score.percent else ""
+    shown = difference_text(answer.score, negative(other.difference)) + unit
     seeds = f"over {other.difference.seeds} seeds"
     if other.verdict == UNDECIDED:
-        return f"{scores}: not decided, the difference is {shown} points {seeds}"
+        return f"{scores}: not decided, the difference is {shown} {seeds}"
     word = "better" if other.verdict == WORSE else "worse"
-    return f"{scores}: {ours.run} is {word}, by {shown} points {seeds}"
+    return f"{scores}: {ours.run} is {word}, by {shown} {seeds}"
 
 
 def negative(d: Difference) -> Difference:
@@ -247,14 +255,14 @@ def negative(d: Difference) -> Difference:
     return Difference(mean=-d.mean, seeds=d.seeds, low=low, high=high, p=d.p)
 
 
-def points(d: Difference | None) -> str:
-    """A difference of shares in percentage points, as in +1.2 [+0.3, +2.1]."""
+def difference_text(score: Score, d: Difference | None) -> str:
+    """A difference, as in +1.2 [+0.3, +2.1]; that of shares is in percentage points."""
     if d is None:
         return text.NONE
-    limits = (
-        "" if d.low is None or d.high is None else f" [{100 * d.low:+.1f}, {100 * d.high:+.1f}]"
-    )
-    return f"{100 * d.mean:+.1f}{limits}"
+    shown = score.number(d.mean, sign="+")
+    if d.low is None or d.high is None:
+        return shown
+    return f"{shown} [{score.number(d.low, sign='+')}, {score.number(d.high, sign='+')}]"
 
 
 def as_row(answer: Answer) -> dict[str, object]:

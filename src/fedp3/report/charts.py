@@ -8,7 +8,9 @@ G, D and P has a panel.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
+from fedp3.core.scores import ACCURACY
 from fedp3.report import text
 from fedp3.report.clock import (
     has_clock,
@@ -77,18 +79,15 @@ class Chart:
     show_x: Callable[[float], str]
     note: str
     by_round: bool = True  # x is a round number
-
-    @property
-    def share(self) -> bool:
-        """Whether y is a share of 1, shown in percent."""
-        return self.show is text.percent
+    share: bool = False  # y is a share of 1, shown in percent
 
 
 @dataclass(frozen=True, slots=True)
 class Figure:
-    """Panels that are drawn into one figure file of this name."""
+    """Panels that are drawn into one figure file."""
 
-    name: str
+    place: str  # where it is in the page
+    name: str  # of its file
     panels: tuple[Chart, ...]
 
 
@@ -99,18 +98,19 @@ def figures(runs: Sequence[Run], target: float | None = None) -> list[Figure]:
         runs: the runs.
         target: a G that is marked in charts of virtual time and energy, see `choose_target`.
     """
-    drawn = [
-        Figure("accuracy", _scores(runs)),
-        Figure("loss", _losses(runs)),
-        Figure("bytes", _bytes(runs)),
-        Figure("accuracy-per-mb", _by_mb(runs)),
-    ]
+    panels = {
+        "score": _scores(runs),
+        "loss": _losses(runs),
+        "bytes": _bytes(runs),
+        "score-per-mb": _by_mb(runs),
+    }
     if any(map(has_clock, runs)):
         chosen = choose_target(runs, target)
-        drawn.append(Figure("accuracy-per-time", _by_time(runs, chosen)))
+        panels["score-per-time"] = _by_time(runs, chosen)
         if any(joules(seed) is not None for run in runs for seed in run.seeds):
-            drawn.append(Figure("accuracy-per-energy", _by_energy(runs, chosen)))
-    return drawn
+            panels["score-per-energy"] = _by_energy(runs, chosen)
+    word = "accuracy" if runs[0].score == ACCURACY else "score"
+    return [Figure(place, place.replace("score", word), drawn) for place, drawn in panels.items()]
 
 
 # --------------------------------------------------------------------------- figures
@@ -120,13 +120,15 @@ def _scores(runs: Sequence[Run]) -> tuple[Chart, ...]:
     if len(runs) == 1:
         lines = _kinds(runs, score_curve)
         note = f"{PER_CLIENT} {_about_p(runs)}"
-        return (_chart("Accuracy by round", "accuracy", text.percent, lines, note),)
+        return (_score_chart(runs, f"{_title(runs)} by round", lines, note),)
     kinds = shown_kinds(runs)
     panels = {kind: [_line(runs, i, score_curve(kind)) for i in range(len(runs))] for kind in kinds}
-    limits = _limits([line for lines in panels.values() for line in lines])
+    limits = _limits(
+        [line for lines in panels.values() for line in lines], share=runs[0].score.percent
+    )
     notes = NOTES | {"P": _about_p(runs)}
     return tuple(
-        _chart(f"{kind}: {KINDS[kind]}", "accuracy", text.percent, lines, notes[kind], limits)
+        _score_chart(runs, f"{kind}: {KINDS[kind]}", lines, notes[kind], limits)
         for kind, lines in panels.items()
     )
 
@@ -134,7 +136,7 @@ def _scores(runs: Sequence[Run]) -> tuple[Chart, ...]:
 def _about_p(runs: Sequence[Run]) -> str:
     """Whom the curve of P is over, and the P of tables, which is over other clients."""
     finals = {run.name: final(run, "P") for run in runs if all(s.result for s in run.seeds)}
-    known = {name: text.percent(P.mean) for name, P in finals.items() if P is not None}
+    known = {n: text.score(runs[0].score, P.mean) for n, P in finals.items() if P is not None}
     if not known:
         return NOTES["P"]
     shown = ", ".join(known.values() if len(runs) == 1 else (f"{n} {P}" for n, P in known.items()))
@@ -208,10 +210,10 @@ def _dense(runs: Sequence[Run], way: str) -> list[Series]:
 
 def _by_mb(runs: Sequence[Run]) -> tuple[Chart, ...]:
     if len(runs) == 1:
-        title, lines = "Accuracy per MB", _kinds(runs, score_by_mb)
+        title, lines = f"{_title(runs)} per MB", _kinds(runs, score_by_mb)
     else:
         title, lines = "G per MB", [_line(runs, i, score_by_mb("G")) for i in range(len(runs))]
-    chart = _chart(title, "accuracy", text.percent, lines, NOTES["mb"])
+    chart = _score_chart(runs, title, lines, NOTES["mb"])
     return (replace(chart, x="MB sent", show_x=text.mb, by_round=False),)
 
 
@@ -236,18 +238,18 @@ def _to_target(
     quantity: str,
 ) -> Chart:
     if len(runs) == 1:
-        title, lines = f"Accuracy by {quantity}", _kinds(runs, curve)
+        title, lines = f"{_title(runs)} by {quantity}", _kinds(runs, curve)
     else:
         shown = [i for i, run in enumerate(runs) if has_clock(run)]
         title, lines = f"G by {quantity}", [_line(runs, i, curve("G")) for i in shown]
     xs = sorted({p.x for line in lines for p in line.points})
     if target is not None and xs:
-        label = f"target {text.percent(target.G)}"
+        label = f"target {text.score(runs[0].score, target.G)}"
         level = tuple(Point(round=0, x=x, y=target.G) for x in [0.0, *xs])
         lines.append(
             Series(label=label, run=ALL_RUNS, colour=GREY, points=level, dashed=True),
         )
-    return _chart(title, "accuracy", text.percent, lines, "")
+    return _score_chart(runs, title, lines, "")
 
 
 def _against(chart: Chart, x: str, unit: text.Unit, note: str) -> Chart:
@@ -306,15 +308,41 @@ def _chart(
     )
 
 
-def _limits(lines: Sequence[Series], *, zero: bool = False) -> tuple[float, float]:
-    """The range of y with all bars; it is never empty, and that of shares stays within 0 and 1."""
+def _score_chart(
+    runs: Sequence[Run],
+    title: str,
+    lines: Sequence[Series],
+    note: str,
+    limits: tuple[float, float] | None = None,
+) -> Chart:
+    score = runs[0].score
+    limits = limits or _limits(lines, share=score.percent)
+    chart = _chart(title, score.name, partial(text.score, score), lines, note, limits)
+    return replace(chart, share=score.percent)
+
+
+def _title(runs: Sequence[Run]) -> str:
+    name = runs[0].score.name
+    return name[:1].upper() + name[1:]
+
+
+def _limits(
+    lines: Sequence[Series], *, zero: bool = False, share: bool = False
+) -> tuple[float, float]:
+    """The range of y with all bars; it is never empty.
+
+    Args:
+        lines: the lines.
+        zero: begin at 0, unless there are negative values.
+        share: stay within 0 and 1, unless there are larger values.
+    """
     low = min((p.y - p.spread for s in lines for p in s.points), default=0.0)
     high = max((p.y + p.spread for s in lines for p in s.points), default=1.0)
     margin = 0.06 * (high - low) or 0.05 * abs(high) or 0.5
-    if zero:
-        return 0.0, high + margin
-    top = high + margin
-    return max(0.0, low - margin), min(1.0, top) if high <= 1 else top
+    bottom, top = low - margin, high + margin
+    if all(p.y >= 0 for s in lines for p in s.points):
+        bottom = 0.0 if zero else max(0.0, bottom)
+    return bottom, min(1.0, top) if share and high <= 1 else top
 
 
 def marked(points: Sequence[Point], offset: int = 0) -> Sequence[Point]:

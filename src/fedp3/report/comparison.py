@@ -1,6 +1,7 @@
-"""Runs side by side: accuracy, traffic, computation and time, and accuracy at equal traffic."""
+"""Runs side by side: scores, traffic, computation and time, and scores at equal traffic."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 
 from fedp3.report.budgets import AXES, common_budget, scores_at
@@ -44,11 +45,13 @@ def compare(
         folders: the run folders.
         last: with more than 1, G and D are means over this many last evaluations of each seed,
             which vary less than the final one.  P is always the final one, over all clients.
-        target: the G whose cost is measured; None means 98 % of the best final G of these runs.
+        target: the G whose cost is measured; None means 98 % of the best final G of these runs
+            (102 % where less is better).
 
     Some keys of a row need an explanation:
         budget_mb: the traffic, up and down, that every seed of every run reached at an evaluation.
-        G_at_mb, D_at_mb, P_at_mb: accuracy at that traffic, interpolated between two evaluations.
+        score: what G, D and P are: its name, whether lower is better, and whether it is a share.
+        G_at_mb, D_at_mb, P_at_mb: scores at that traffic, interpolated between two evaluations.
         gflop: computation of one client over the run, mean over clients.
         fleet_seconds: estimated time of the rounds on the fleet.
         target: the G whose cost is measured, and target_origin where it comes from.
@@ -75,6 +78,7 @@ def _row(run: Run, last: int, budget: float | None) -> dict[str, object]:
         "run": run.name,
         "method": run.seeds[0].config["method"],
         "seeds": len(run.seeds),
+        "score": asdict(run.score),
     }
     for kind in KINDS:
         value = final(run, kind, last=1 if kind == "P" else last)

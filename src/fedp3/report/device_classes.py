@@ -1,8 +1,8 @@
-"""What the clients of each device have in common: plan, time, binding limit, and accuracy."""
+"""What the clients of each device have in common: plan, time, binding limit, and scores."""
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from fedp3.report import text
 from fedp3.report.clock import clocks
@@ -51,6 +51,7 @@ def as_row(run: Run, c: DeviceClass) -> dict[str, object]:
     """A class as plain data."""
     return {
         "run": run.name,
+        "score": asdict(run.score),
         "device": c.name,
         "kind": c.kind,
         "memory_mb": c.memory_mb,
@@ -109,8 +110,8 @@ def _class(run: Run, name: str) -> DeviceClass:
         seconds=stat(mean(stat(c.get("seconds") for c in some)) for some in members),
         limits={limit: count / len(clients) for limit, count in limits.items()},
         used=used / asked if asked else None,
-        D=_accuracy(run, members, "D"),
-        P=_accuracy(run, members, "P"),
+        D=_score_of_class(run, members, "D"),
+        P=_score_of_class(run, members, "P"),
     )
 
 
@@ -130,7 +131,7 @@ def _trains(clients: Sequence[Json], layers: Sequence[str]) -> str:
     return f"{shown} of {len(layers)} layers"
 
 
-def _accuracy(run: Run, members: Sequence[Sequence[Json]], kind: str) -> Stat | None:
+def _score_of_class(run: Run, members: Sequence[Sequence[Json]], kind: str) -> Stat | None:
     means = []
     for seed, seed_members in zip(run.seeds, members, strict=True):
         scores = (score(seed, kind) or {}).get("clients", {})

@@ -6,6 +6,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from fedp3.core.scores import Score
 from fedp3.report import text
 from fedp3.report.device_classes import DeviceClass, device_classes, limits_text
 from fedp3.report.device_svg import (
@@ -87,7 +88,11 @@ def device_panel(run: Run, i: int, tips: dict[str, Any]) -> DevicePanel | None:
                 note=note(shown) + which,
             )
         )
-    return DevicePanel(tuple(pictures), class_table(device_classes(run))) if pictures else None
+    return (
+        DevicePanel(tuple(pictures), class_table(device_classes(run), run.score))
+        if pictures
+        else None
+    )
 
 
 def _both(
@@ -114,19 +119,24 @@ COLUMNS: Mapping[str, str] = {  # heading -> meaning
     "Round (s)": "seconds of a round, as planned",
     "Binding limit": "what keeps it from training more",
     "Used": "share of its tasks whose update was aggregated",
-    "D": "accuracy of the model as dispatched, mean over its clients",
-    "P": "accuracy after one local update, mean over its clients",
+    "D": "{score} of the model as dispatched, mean over its clients",
+    "P": "{score} after one local update, mean over its clients",
 }
 TEXTS = ("Device", "In full (L_i)", "Binding limit")  # columns that hold no numbers
 
 
-def class_table(classes: Sequence[DeviceClass]) -> Table:
-    """A line for each device."""
+def class_table(classes: Sequence[DeviceClass], score: Score) -> Table:
+    """A line for each device.
+
+    Args:
+        classes: the devices.
+        score: what D and P are.
+    """
     return Table(
         name="devices",
         title="Means over the clients of each device",
         heads=tuple(
-            Head(name=name, meaning=meaning, number=name not in TEXTS)
+            Head(name=name, meaning=meaning.format(score=score.name), number=name not in TEXTS)
             for name, meaning in COLUMNS.items()
         ),
         rows=plain(
@@ -139,7 +149,7 @@ def class_table(classes: Sequence[DeviceClass]) -> Table:
                 text.number(mean(c.seconds)),
                 limits_text(c.limits),
                 text.NONE if c.used is None else f"{100 * c.used:.0f}{text.NBSP}%",
-                *(text.percent_stat(a).replace(" ", text.NBSP) for a in (c.D, c.P)),
+                *(text.score_stat(score, a).replace(" ", text.NBSP) for a in (c.D, c.P)),
             )
             for c in classes
         ),

@@ -58,7 +58,8 @@ def write_figures(
     """Write all figures, each as .png and .svg; returns the files.
 
     The figures are accuracy, loss, bytes, accuracy-per-mb, plan and labels; and for runs with
-    devices accuracy-per-time, accuracy-per-energy, fleet and timeline.
+    devices accuracy-per-time, accuracy-per-energy, fleet and timeline.  For runs with another
+    score, names begin with score instead of accuracy.
 
     Args:
         folders: the run folders.

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from fedp3.core.scores import ACCURACY, Score
 from fedp3.report import text
 from fedp3.report.answers import answers, sentence
 from fedp3.report.equality import inequalities
@@ -38,11 +39,24 @@ def _alone(run: Run) -> str:
     if G is None:
         return f"The server model has not been evaluated yet, {after}."
     seeds = f", mean over {len(run.seeds)} seeds" if len(run.seeds) > 1 else ""
-    said = f"The server model has an accuracy of {text.percent_stat(G)}{seeds}, {after}."
+    scored = _named(run.score, text.score_stat(run.score, G), "an accuracy of ")
+    said = f"The server model has {scored}{seeds}, {after}."
     _, share = moved(run, "up")
     if share is not None and abs(share - 1) >= 0.005:
         said += f" Clients uploaded {100 * share:.0f}{text.NBSP}% of what dense FedAvg uploads."
     return said
+
+
+def _named(score: Score, shown: str, usual: str) -> str:
+    """A value of G with the name of its score.
+
+    Args:
+        score: the score.
+        shown: the value.
+        usual: the words before an accuracy.
+    """
+    name = usual if score == ACCURACY else f"{text.score_name(score, 'G')} "
+    return f"{name}{shown}"
 
 
 def _to_target(runs: Sequence[Run], wanted: float | None) -> list[str]:
@@ -55,7 +69,8 @@ def _to_target(runs: Sequence[Run], wanted: float | None) -> list[str]:
     never = [run.name for run in runs if rows[run.name]["seeds_at_target"] != len(run.seeds)]
     if not took:
         return []
-    said = f"To reach {text.percent(target.G)}, {'; '.join(took)}"
+    score = runs[0].score
+    said = f"To reach {_named(score, text.score(score, target.G), '')}, {'; '.join(took)}"
     if never:
         said += f"; {text.listed(never)} did not get there{_in_all_seeds(runs)}"
     return [said + "."]

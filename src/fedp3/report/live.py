@@ -10,6 +10,7 @@ from typing import Any
 
 from fedp3.core.errors import InputError
 from fedp3.core.files import is_locked, read_json
+from fedp3.core.scores import score_of
 from fedp3.runs.existing import SEEDS
 from fedp3.runs.stop_request import is_requested
 
@@ -97,6 +98,7 @@ def snapshot(folder: Path, events: list[dict[str, Any]], state: str) -> dict[str
         "left": pace * (rounds - done) if active and pace is not None else None,
         "ended": ended,
         **{kind: _last_score(events, kind) for kind in "GDP"},
+        "percent": score_of(about).percent,
         "mb_up": sum(event["bytes_up"] for event in events) / 1e6,
         "mb_down": sum(event["bytes_down"] for event in events) / 1e6,
         **{kind: last.get(kind) for kind in ("loss", "epsilon", "client_epsilon")},

@@ -18,6 +18,7 @@ from markupsafe import Markup
 
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import write_atomic
+from fedp3.core.scores import Score
 from fedp3.report.answers import answers
 from fedp3.report.charts import Figure, figures
 from fedp3.report.comparison import compare_runs
@@ -31,18 +32,18 @@ from fedp3.report.svg import line_chart, line_tips
 
 # Width and height of a chart: two side by side, three in a comparison, and on a narrow screen.
 WIDE, THIRD, NARROW = (560, 320), (350, 290), (330, 270)
-THIRDS = ("bytes", "accuracy-per-mb")
-CLOCK_CHARTS = ("accuracy-per-time", "accuracy-per-energy")
+THIRDS = ("bytes", "score-per-mb")
+CLOCK_CHARTS = ("score-per-time", "score-per-energy")
 GLOSSARY: Mapping[str, str] = {
     "W": "the server's network",
     "L_i": "the layers that client i trains in full and uploads",
     "P_i": "what client i receives of its other layers after pruning; their share is called keep",
     "Q_i": "what local pruning retains of those layers in one local step",
-    "G": "accuracy of the server's model on each client's own test samples, mean over clients",
+    "G": "{score} of the server's model on each client's own test samples, mean over clients",
     "D": "the same for the model as dispatched to the client: pruned, before local training",
     "P": "the same after one local update. In curves it is over the participants of each round, in "
     "tables over all clients at the end. It is not P_i",
-    "C": "accuracy of the server's model on the test part that comes with the data set, the number "
+    "C": "{score} of the server's model on the test part that comes with the data set, the number "
     "that most papers print; shown where a run has it",
     "dense": "without pruning; dense FedAvg sends the full model both ways to the same clients",
     "virtual time": "time on the described devices, computed and not measured",
@@ -63,12 +64,13 @@ def write_report(
     path = Path(out) if out is not None else runs[0].folder / "report.html"
     if path.is_dir():
         raise InputError(f"{path} is a folder; name the page to write, as in {path}/report.html")
+    page = render(runs, target)  # finds mistakes before anything is written
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise RunError(f"cannot make the folder of {path}: {error.strerror or error}") from None
     # A folder name can have bytes that are not text; they become question marks.
-    write_atomic(path, render(runs, target).encode("utf-8", "replace"))
+    write_atomic(path, page.encode("utf-8", "replace"))
     return path
 
 
@@ -98,12 +100,19 @@ def render(runs: Sequence[Run], target: float | None = None) -> str:
         charts=_charts(runs, target, tips),
         clock_charts=CLOCK_CHARTS,
         **_tables(runs, rows),
-        glossary=GLOSSARY,
+        glossary=_glossary(runs[0].score),
         data=_json(tips),
         style=Markup(style),
         script=Markup(script),
         policy=policy_for(style, script),
     )
+
+
+def _glossary(score: Score) -> dict[str, str]:
+    words = {word: meaning.format(score=score.name) for word, meaning in GLOSSARY.items()}
+    if score.lower_is_better:
+        words["G"] += "; lower is better"
+    return words
 
 
 def _tables(runs: Sequence[Run], rows: Sequence[dict[str, object]]) -> dict[str, Any]:
@@ -148,11 +157,11 @@ def _json(value: Any) -> Markup:
 def _charts(
     runs: Sequence[Run], target: float | None, tips: dict[str, Any]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Name of a figure -> its panels."""
+    """Place of a figure -> its panels."""
     drawn = {}
     for figure in figures(runs, target):
-        size = THIRD if len(runs) > 1 and figure.name in THIRDS else WIDE
-        drawn[figure.name] = _drawn(figure, size, tips)
+        size = THIRD if len(runs) > 1 and figure.place in THIRDS else WIDE
+        drawn[figure.place] = _drawn(figure, size, tips)
     return drawn
 
 

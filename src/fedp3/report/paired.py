@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from scipy.special import stdtr, stdtrit
 
+from fedp3.core.scores import Score
+
 ERROR = 0.05  # chance of any false verdict in a comparison
 ENOUGH_SEEDS = 3  # two differences that agree by chance would give far too narrow an interval
 BETTER, WORSE, UNDECIDED = "better", "worse", "not decided"
@@ -69,17 +71,17 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
-def verdict(d: Difference | None, adjusted_p: float | None, sign: int) -> str:
+def verdict(d: Difference | None, adjusted_p: float | None, score: Score) -> str:
     """Whether we are better or worse, or whether the seeds do not decide it.
 
     Args:
         d: our scores minus theirs.
         adjusted_p: its p-value after `holm`.
-        sign: +1 if a higher score is better, -1 if a lower one is.
+        score: what both are scores of.
     """
     if d is None or adjusted_p is None or adjusted_p >= ERROR:
         return UNDECIDED
-    return BETTER if sign * d.mean > 0 else WORSE
+    return BETTER if score.better(d.mean, 0.0) else WORSE
 
 
 def reason(d: Difference | None, adjusted_p: float | None = None, comparisons: int = 1) -> str:

@@ -163,21 +163,23 @@ def _cards(run: Run) -> tuple[Card, ...]:
     rejected = sum(len(e["rejected"]) for s in run.seeds for e in s.events)
     time = mean(stat(map(seconds, run.seeds)))
     epsilons = [e for e in map(epsilon, run.seeds) if e is not None]
-    percentile = mean(final(run, "G", "p10"))
+    percentile = text.score(run.score, mean(final(run, "G", "p10")))
+    # a tenth of the clients are worse
+    tenth = "90th" if run.score.lower_is_better else "10th"
+
+    def shown(kind: str, field: str = "mean") -> str:
+        return text.score_stat(run.score, final(run, kind, field))
+
     cards = [
-        Card(
-            "G, server model",
-            text.percent_stat(final(run, "G")),
-            f"10th percentile {text.percent(percentile)}",
-        ),
-        Card("D, as dispatched", text.percent_stat(final(run, "D")), _dispatched(run)),
-        Card("P, personal", text.percent_stat(final(run, "P")), _personal(run)),
+        Card("G, server model", shown("G"), f"{tenth} percentile {percentile}"),
+        Card("D, as dispatched", shown("D"), _dispatched(run)),
+        Card("P, personal", shown("P"), _personal(run)),
         *(
-            Card("C, central", text.percent_stat(final(run, kind)), "the data set's own test part")
+            Card("C, central", shown(kind), "the data set's own test part")
             for kind in shown_kinds([run])
             if kind == "C"
         ),
-        Card("Worst client", text.percent_stat(final(run, "G", "worst")), _worst(run)),
+        Card("Worst client", shown("G", "worst"), _worst(run)),
         _traffic_card(run, "Uploaded", "up"),
         _traffic_card(run, "Downloaded", "down"),
         Card("Rounds", f"{rounds} / {planned}", f"{late} late, {rejected} rejected"),
@@ -264,16 +266,16 @@ COLUMNS: Mapping[str, str] = {  # of the table of clients: heading -> meaning
     "Accepted": "updates that were aggregated",
     "Late": "updates that came too late",
     "Rejected": "updates that the server rejected",
-    "G": "accuracy of the server model on its test samples",
-    "P": "accuracy after one local update on its test samples",
+    "G": "{score} of the server model on its test samples",
+    "P": "{score} after one local update on its test samples",
 }
 EPSILON = Head(name="ε", meaning="spent by this client under LDP")
 TEXTS = ("Client", "In full (L_i)", "Reason")  # columns that hold no numbers
 
 
-def _heads(columns: Mapping[str, str]) -> tuple[Head, ...]:
+def _heads(columns: Mapping[str, str], score: str = "") -> tuple[Head, ...]:
     return tuple(
-        Head(name=name, meaning=meaning, number=name not in TEXTS)
+        Head(name=name, meaning=meaning.format(score=score), number=name not in TEXTS)
         for name, meaning in columns.items()
     )
 
@@ -295,13 +297,14 @@ def _clients(seed: Seed) -> Table:
             f"{c['parameters']:,}",
             *(text.number(c[key]) for key in ("mflops_per_example", "peak_mb", "mb_down", "mb_up")),
             *(str(counts[fate][name]) for fate in fates),
-            *(text.percent(scores[kind].get(name)) for kind in ("G", "P")),
+            *(text.score(seed.score, scores[kind].get(name)) for kind in ("G", "P")),
         )
         rows.append((*row, text.number(spent.get(name))) if spent else row)
-    heads = _heads(COLUMNS)
+    heads = _heads(COLUMNS, seed.score.name)
     return Table(
         name="clients",
-        title="Costs of each client per round, outcomes of its updates, and its final accuracy",
+        title="Costs of each client per round, outcomes of its updates, and its final "
+        + seed.score.name,
         heads=(*heads, EPSILON) if spent else heads,
         rows=plain(rows),
     )

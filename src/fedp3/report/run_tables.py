@@ -2,8 +2,9 @@
 
 from collections.abc import Mapping, Sequence
 
+from fedp3.core.scores import Score, score_of
 from fedp3.report import text
-from fedp3.report.answers import Answer, points
+from fedp3.report.answers import Answer, difference_text
 from fedp3.report.comparison import shown_epsilons
 from fedp3.report.runs import Json, kinds_of, mean
 from fedp3.report.table import Cell, Head, Table
@@ -11,11 +12,11 @@ from fedp3.report.target_table import target_table
 
 RUN = Head(name="Run", meaning="name of the run folder", number=False)
 SCORES: Mapping[str, str] = {
-    "G": "accuracy of the server model, mean over clients",
-    "D": "accuracy of the model as dispatched, before local training, mean over clients",
-    "P": "accuracy after one local update, at the end and over all clients; the curves of P are "
+    "G": "{score} of the server model, mean over clients",
+    "D": "{score} of the model as dispatched, before local training, mean over clients",
+    "P": "{score} after one local update, at the end and over all clients; the curves of P are "
     "over each round's participants",
-    "C": "accuracy of the server model on the data set's own test part",
+    "C": "{score} of the server model on the data set's own test part",
 }
 EPSILONS: Mapping[str, Head] = {  # key of a row -> heading
     "epsilon_max": Head(name="ε", meaning="of LDP, the largest of any client"),
@@ -42,8 +43,8 @@ def standings_table(answer: Answer, index: Mapping[str, int]) -> Table:
         ),
         Head(
             name=f"Against {answer.reference}",
-            meaning="difference in percentage points, paired by seed, with its 95 % interval, to "
-            + ("the run that was chosen" if answer.chosen else best),
+            meaning=f"difference {text.difference_unit(answer.score)}, paired by seed, with its "
+            f"95 % interval, to {'the run that was chosen' if answer.chosen else best}",
         ),
         Head(
             name="Verdict",
@@ -55,8 +56,8 @@ def standings_table(answer: Answer, index: Mapping[str, int]) -> Table:
     rows = tuple(
         (
             (s.run, ""),
-            _stat_cell(mean(s.score), None if s.score is None else s.score.std),
-            ("" if s.run == answer.reference else points(s.difference), ""),
+            _stat_cell(answer.score, mean(s.score), None if s.score is None else s.score.std),
+            ("" if s.run == answer.reference else difference_text(answer.score, s.difference), ""),
             (s.verdict, s.reason),
         )
         for s in answer.standings
@@ -78,6 +79,7 @@ def comparison_table(rows: Sequence[Json], *, one_fleet: bool) -> Table:
         one_fleet: all runs have the same fleet, so that their times can stand side by side.
     """
     kinds, epsilons = kinds_of(rows), shown_epsilons(rows)
+    score = score_of(rows[0])
     fleet = [Head(name="Fleet (s)", meaning=FLEET)] if one_fleet else []
     heads = (
         RUN,
@@ -87,8 +89,8 @@ def comparison_table(rows: Sequence[Json], *, one_fleet: bool) -> Table:
             number=False,
         ),
         Head(name="Seeds", meaning="number of runs that are averaged"),
-        *(Head(name=kind, meaning=SCORES[kind]) for kind in kinds),
-        Head(name="Worst client", meaning="lowest G of any client"),
+        *(Head(name=kind, meaning=SCORES[kind].format(score=score.name)) for kind in kinds),
+        Head(name="Worst client", meaning=f"{text.worst_end(score)} G of any client"),
         Head(name="MB up", meaning="clients to server, over the entire run"),
         Head(name="MB down", meaning="server to clients, over the entire run"),
         Head(
@@ -105,8 +107,8 @@ def comparison_table(rows: Sequence[Json], *, one_fleet: bool) -> Table:
             (row["run"], ""),
             (row["method"], ""),
             (str(row["seeds"]), ""),
-            *(_stat_cell(row[kind], row[f"{kind}_std"]) for kind in kinds),
-            (text.percent(row["worst"]), ""),
+            *(_stat_cell(score, row[kind], row[f"{kind}_std"]) for kind in kinds),
+            (text.score(score, row["worst"]), ""),
             *(_traffic(row, way) for way in ("up", "down")),
             (text.number(row["gflop"]), ""),
             *([(text.number(row["fleet_seconds"]), "")] if one_fleet else []),
@@ -146,8 +148,8 @@ def reach_table(rows: Sequence[Json]) -> Table | None:
     )
 
 
-def _stat_cell(value: float | None, std: float | None) -> Cell:
-    return text.percent(value), "" if std is None else f"± {100 * std:.1f}"
+def _stat_cell(score: Score, value: float | None, std: float | None) -> Cell:
+    return text.score(score, value), "" if std is None else f"± {score.number(std)}"
 
 
 def _traffic(row: Json, way: str) -> Cell:

@@ -55,6 +55,11 @@ class Run:
     folder: Path
     seeds: tuple[Seed, ...]
 
+    @property
+    def score(self) -> Score:
+        """The score of all its seeds."""
+        return self.seeds[0].score
+
 
 @dataclass(frozen=True, slots=True)
 class Stat:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedp3.core.scores import score_of
 from fedp3.report import text
 from fedp3.report.runs import Json
 
@@ -90,7 +91,9 @@ def _columns(rows: Sequence[Json]) -> list[_Column]:
 
 def _title(row: Json) -> str:
     origin = f", {row['target_origin']}" if row["target_origin"] else ""
-    return f"To reach a G of {text.percent(row['target'])}{origin}"
+    score = score_of(row)
+    score_name, target = text.score_name(score, "G"), text.score(score, row["target"])
+    return f"To reach a {score_name} of {target}{origin}"
 
 
 def _cell(row: Json, column: _Column) -> tuple[str, str]:

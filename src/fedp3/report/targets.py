@@ -1,10 +1,12 @@
 """What a target score cost: rounds, MB, virtual time and energy until it was first reached."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedp3.core.errors import InputError
+from fedp3.core.scores import ACCURACY, Score
 from fedp3.report.budgets import AXES
-from fedp3.report.direction import best, common_direction, direction, reaches, relaxed
 from fedp3.report.runs import Curve, Run, Seed, Stat, final, mean, stat
 
 DEFAULT_SHARE = 0.98  # of the best final G, if nobody sets a target
@@ -26,24 +28,34 @@ def choose_target(runs: Sequence[Run], wanted: float | None = None, last: int = 
         wanted: the G that the user asks for; None means a share of the best final G.
         last: G is a mean over this many last evaluations, as in the comparison.
     """
+    score = runs[0].score
     if wanted is not None:
+        _check(wanted, score)
         return Target(wanted)
     finals = {run.name: mean(final(run, "G", last=last)) for run in runs}
     known = {name: G for name, G in finals.items() if G is not None}
     if not known:
         return None
-    sign = common_direction(runs)
-    leader = best(known, sign)
-    origin = f"{100 * DEFAULT_SHARE:.0f} % of the final G"
-    return Target(
-        relaxed(known[leader], DEFAULT_SHARE, sign),
-        f"{origin} of {leader}" if len(runs) > 1 else origin,
-    )
+    leader = score.leader(known)
+    best = known[leader]
+    target = score.near(best, DEFAULT_SHARE)
+    # where less is better, it is more than the best
+    origin = f"{100 * (target / best if best else DEFAULT_SHARE):.0f} % of the final G"
+    return Target(target, f"{origin} of {leader}" if len(runs) > 1 else origin)
 
 
-def first_at(curve: Curve, target: float, sign: int = 1) -> float | None:
+def _check(wanted: float, score: Score) -> None:
+    if score.percent and not 0 <= wanted <= 1:
+        raise InputError(
+            f"target {wanted:g}: {score.name} is a share, so want a number from 0 to 1, as in 0.8"
+        )
+    if not math.isfinite(wanted):
+        raise InputError(f"target {wanted:g}: want a number, a value of {score.name}")
+
+
+def first_at(curve: Curve, target: float, score: Score = ACCURACY) -> float | None:
     """The x of the first point that reaches the target; None if there is none."""
-    return next((x for _, x, y in curve if reaches(y, target, sign)), None)
+    return next((x for _, x, y in curve if score.reaches(y, target)), None)
 
 
 def cost_to(seed: Seed, axis: str, target: float) -> float | None:
@@ -54,7 +66,7 @@ def cost_to(seed: Seed, axis: str, target: float) -> float | None:
         axis: the kind of cost, a key of `AXES`.
         target: the G.
     """
-    return first_at(AXES[axis].curve("G")(seed), target, direction(seed))
+    return first_at(AXES[axis].curve("G")(seed), target, seed.score)
 
 
 def cost_row(run: Run, target: Target | None) -> dict[str, object]:

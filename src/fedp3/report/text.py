@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fedp3.core.scores import ACCURACY, Score
 from fedp3.report.runs import Stat
 
 NONE = "–"
@@ -75,13 +76,32 @@ def duration(seconds: float | None) -> str:
     return f"{minutes // 60:,}{NBSP}h {minutes % 60}{NBSP}min"
 
 
-def percent_stat(value: Stat | None) -> str:
-    """A share in percent, with its standard deviation over seeds."""
-    if value is None:
-        return NONE
-    if value.std is None:
-        return percent(value.mean)
-    return f"{100 * value.mean:.1f} ± {100 * value.std:.1f}{NBSP}%"
+def score(kind: Score, value: float | None) -> str:
+    """A value of a score."""
+    return NONE if value is None else kind.text(value).replace(" ", NBSP)
+
+
+def score_stat(kind: Score, value: Stat | None) -> str:
+    """A score with its standard deviation over seeds."""
+    if value is None or value.std is None:
+        return score(kind, None if value is None else value.mean)
+    unit = f"{NBSP}%" if kind.percent else ""
+    return f"{kind.number(value.mean)} ± {kind.number(value.std)}{unit}"
+
+
+def score_name(kind: Score, letter: str) -> str:
+    """G, D or P in a sentence, with the name of the score unless it is the usual one."""
+    return letter if kind == ACCURACY else f"{letter} ({kind.name})"
+
+
+def difference_unit(kind: Score) -> str:
+    """The unit of a difference between two scores."""
+    return "in percentage points" if kind.percent else f"of {kind.name}"
+
+
+def worst_end(kind: Score) -> str:
+    """At which end of several scores the worst one is."""
+    return "highest" if kind.lower_is_better else "lowest"
 
 
 def energy(joules: float | None) -> str:

@@ -15,7 +15,7 @@ from fedp3.config import Config
 from fedp3.config.plugins import Plugin
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import locked, read_json, write_json
-from fedp3.core.scores import ACCURACY, Score, score_of
+from fedp3.core.scores import Score, score_of
 from fedp3.core.types import RejectionCode
 from fedp3.data.shards import Shard
 from fedp3.engines.catalogue import make_engine
@@ -138,7 +138,7 @@ def search(
             with watch(f"{name} {value}", config.run.rounds) as on_round:
                 scores[value], kind = validate(config, data_dir, workers, on_round, plugins)
             digests[value] = config.digest()
-        chosen = best({v: s for v, s in scores.items() if v in cases}, kind)
+        chosen = kind.leader({v: s for v, s in scores.items() if v in cases})
         entry = {
             "chosen": chosen,
             "rounds": config.run.rounds,
@@ -151,8 +151,3 @@ def search(
             others = read_json(path) if path.exists() else {}
             write_json(path, {**others, name: entry})
         yield value, scores[value]
-
-
-def best(scores: Mapping[str, float], kind: Score = ACCURACY) -> str:
-    """The value with the best score; among equals the first."""
-    return max(scores, key=lambda v: kind.utility(scores[v]))
