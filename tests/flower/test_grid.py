@@ -149,7 +149,9 @@ def test_every_method_gives_the_bits_of_a_run_in_process(method, tmp_path):
         if isinstance(METHODS[method].settings.get("prune", {}).get("keep"), list)
         else []
     )
-    experiment = assemble(config.parse({"method": method}, [*SMALL, "run.rounds=2", *devices]))
+    period = ["plan.period=2"] if "schedule" in METHODS[method].settings.get("plan", {}) else []
+    overrides = [*SMALL, "run.rounds=2", *devices, *period]
+    experiment = assemble(config.parse({"method": method}, overrides))
     here = run_rounds(experiment, make_engine(experiment, 1)).result
     there = run_rounds(experiment, engine_over(grid_of(experiment, tmp_path), experiment)).result
     for key in ("model_sha256", "final", "mb_up", "mb_down", "rejected"):

@@ -164,4 +164,4 @@ def test_a_node_refuses_steps_and_parts_where_no_devices_are_planned_for() -> No
     e = assemble(config.parse({}, [*SMALL[:-1], "plan.layers=lowerb"]))
     plan = replace(e.first_plans[0], steps=1)
     (reason,) = _impossible(e.config, 0, e.server.layers, Task(t=0, plan=plan, weights={}))
-    assert "which only plans for [devices] have" in reason
+    assert "only plans for [devices] differ" in reason

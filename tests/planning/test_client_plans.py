@@ -37,6 +37,7 @@ def test_a_plan_sends_the_layers_of_L_i_dense_and_prunes_the_others(
             unpruned = {
                 "personal": LayerPlan(send="none", upload="none"),
                 "skip": LayerPlan(send="skip", train=False, upload="none"),
+                "hold": LayerPlan(train=False, upload="none"),
             }
             pruned = LayerPlan(send="pruned", keep=r, train=trains, upload=upload)
             assert plan.layers[l] == (LayerPlan() if l in L_i else unpruned.get(others, pruned))
@@ -57,7 +58,7 @@ def test_heads_are_sent_and_uploaded_as_their_name_says() -> None:
     ("settings", "text"),
     [
         ({"head": "persnal"}, "head\n.*'shared', 'personal' or 'personal_uploaded'"),
-        ({"others": "freze"}, "others\n.*'train', 'freeze', 'noise', 'personal' or 'skip'"),
+        ({"others": "freze"}, "others\n.*'train', 'freeze', 'hold', 'noise', 'personal' or 'skip'"),
         ({"upload": "all"}, "upload\n.*'none', 'retained' or 'zeros'"),
         ({"layers": "oqu2"}, "unknown layer set 'oqu2' .*did you mean 'opu2'"),
     ],
