@@ -64,11 +64,11 @@ TERNARY = (
     *("download.compress=ternary", "download.entropy=true"),
 )
 FEW_STEPS = ("plan.weak_below=0.2", "plan.weak_steps=4")  # of 10, on the weakest fifth
-PACED = ("method=fedp3-paced", "plan.others=hold", "run.rounds=160")
+PACED = ("method=fedp3-paced", "plan.others=hold", "run.rounds=180")
 # name -> settings; rounds are enough for 5 % of the bytes of FedAvg in 32 bits over 40 rounds
 ROWS: Mapping[str, Sequence[str]] = {
     "fedavg": ("method=fedavg", "run.rounds=40"),
-    "fedavg-ternary": ("method=fedavg", *TERNARY, "run.rounds=50"),
+    "fedavg-ternary": ("method=fedavg", *TERNARY, "run.rounds=55"),
     "paced": (*PACED, *TERNARY),
     "fiarse-ternary": ("method=fiarse-threshold", *TERNARY, "run.rounds=80"),
     "heterofl-ternary": ("method=heterofl", *TERNARY, "run.rounds=110"),
@@ -76,9 +76,9 @@ ROWS: Mapping[str, Sequence[str]] = {
     "fedluar-ternary": ("method=fedluar", *TERNARY, "run.rounds=70"),
     "cocofl-ternary": ("method=cocofl", "plan.others=hold", *TERNARY, "run.rounds=70"),
     "fedlp-ternary": ("method=fedlp", *TERNARY, "run.rounds=70"),
-    "fedavg-ternary-few": ("method=fedavg", *TERNARY, *FEW_STEPS, "run.rounds=50"),
+    "fedavg-ternary-few": ("method=fedavg", *TERNARY, *FEW_STEPS, "run.rounds=55"),
     "paced-few": (*PACED, *TERNARY, *FEW_STEPS),
-    "paced-fits": ("method=fedp3-paced", *TERNARY, "run.rounds=160"),
+    "paced-fits": ("method=fedp3-paced", *TERNARY, "run.rounds=180"),
     "fedp3-opu2-ternary": ("method=fedp3-opu2", *TERNARY, "run.rounds=70"),
     # one part at a time: codes, copies, schedule, synchrony, tiers
     "paced-float": ("method=fedp3-paced", "plan.others=hold", "run.rounds=40"),
@@ -252,14 +252,15 @@ def interval(differences: Sequence[float]) -> str:
 
 
 def runs_of(scene: str, row: str) -> dict[int, dict[str, Any]]:
-    """The runs of a row by seed, with its tuned learning rate, or with the first that was tried."""
+    """The longest runs of a row by seed, with its tuned learning rate or the first that was tried."""
     tuned = find(NAME, kind="validation", scene=TUNED_ON.get(scene, scene), row=row)
     runs = find(NAME, kind="run", scene=scene, row=row)
     if not runs:
         return {}
     best = max(tuned, key=lambda line: line["G"])["lr"] if len(tuned) >= len(FIRST_GRID) else None
     lr = best if any(run["lr"] == best for run in runs) else runs[0]["lr"]
-    return {run["seed"]: run for run in runs if run["lr"] == lr}
+    longest = max(run["rounds"] for run in runs if run["lr"] == lr)
+    return {run["seed"]: run for run in runs if (run["lr"], run["rounds"]) == (lr, longest)}
 
 
 def table(scene: str) -> Iterator[str]:
@@ -332,7 +333,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
                 settings = settings_of(options.scene, row, seed, lr)
                 return {"config": settings.digest(), **train(settings, options.data)}
 
-            once(NAME, result, kind="run", scene=options.scene, row=row, seed=seed, lr=lr)
+            rounds = settings_of(options.scene, row, seed, lr).run.rounds
+            key = {"scene": options.scene, "row": row, "seed": seed, "lr": lr, "rounds": rounds}
+            once(NAME, result, kind="run", **key)
 
 
 if __name__ == "__main__":
