@@ -252,7 +252,7 @@ def interval(differences: Sequence[float]) -> str:
 
 
 def runs_of(scene: str, row: str) -> dict[int, dict[str, Any]]:
-    """The longest runs of a row by seed, with its tuned learning rate or the first that was tried."""
+    """The longest runs of a row by seed, with its tuned learning rate or the first one tried."""
     tuned = find(NAME, kind="validation", scene=TUNED_ON.get(scene, scene), row=row)
     runs = find(NAME, kind="run", scene=scene, row=row)
     if not runs:
