@@ -76,6 +76,7 @@ def plan(
 
 def _show(experiment: "Experiment", title: str) -> None:
     from fedp3.costs.table import unprunable_units
+    from fedp3.messages.versions import is_coded
     from fedp3.planning.coverage import coverage
     from fedp3.privacy.budget import planned_epsilons
     from fedp3.runs.description import describe, warnings_of
@@ -90,7 +91,7 @@ def _show(experiment: "Experiment", title: str) -> None:
     if server.fleet is None:
         terminal.line("MFLOP: one example, forward and backward; peak MB: one training step;")
     terminal.line("MB: payload of one round")
-    if server.spec.download.compress != "none":
+    if is_coded(server.spec.download):
         terminal.line(_coded_down(experiment))
     if server.plan.turn(server.layers) > 1:
         _show_schedule(experiment)

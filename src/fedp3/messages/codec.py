@@ -77,7 +77,7 @@ def encode_task(
     payload = []
     if not SELECTORS.pick(pruning.selector).derivable:
         payload += packed_masks(task.masks, layers, pruning)
-    needed = dict(_sent_tensors(task, layers, pruning.unfed_columns))
+    needed = _needed(task, layers, pruning.unfed_columns)
     if task.download is None:
         payload += [values_bytes(M.take(task.weights[n], mask)) for n, mask in needed.items()]
     else:
@@ -162,7 +162,7 @@ def decode_task(
         planned = masks_for(task.plan, zeros, layers, pruning, 0, 0)  # only their sizes are right
         masks = read_masks(reader, planned, task.plan, layers, pruning)
     task = replace(task, masks=masks)
-    needed = dict(_sent_tensors(task, layers, pruning.unfed_columns))
+    needed = _needed(task, layers, pruning.unfed_columns)
     if "missed" in header:
         weights = _read_coded_weights(reader, header, task, needed, layers, download, find_copy)
     else:
@@ -233,12 +233,10 @@ def _read_coded_weights(
     return weights
 
 
-def _sent_tensors(task: Task, layers: LayerMap, unfed_columns: str) -> Iterator[tuple[str, Mask]]:
+def _needed(task: Task, layers: LayerMap, unfed_columns: str) -> dict[str, Mask]:
     """The tensors that the server sends, each with the mask of the coordinates that are sent."""
-    for l, p in task.plan.layers.items():
-        if p.send in ("dense", "pruned"):
-            for n in layers.layers[l]:
-                yield n, M.sent(n, l, task.plan, task.masks, layers, unfed_columns)
+    sent = versions.sent_masks(task.plan, task.masks, layers, unfed_columns)
+    return {n: mask for n, (_, mask) in sent.items()}
 
 
 def _largest_task(layers: LayerMap) -> int:

@@ -7,6 +7,7 @@ anything.  With it, clients are sent the published weights R (`fedp3.messages.ve
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+from fedp3.core.memo import once_per_plan
 from fedp3.core.types import AcceptedUpdate, Params, RejectionCode, Task
 from fedp3.costs.traffic import traffic
 from fedp3.messages.compression import compressor_of
@@ -25,13 +26,13 @@ def with_downloads(context: ServerContext, state: ServerState, tasks: list[Task]
     published, spec = state.published, context.spec
     if published is None:
         return tasks
+    layers, pruning = spec.layers, spec.pruning
+    mask_bytes = once_per_plan(lambda plan: traffic(plan, layers, pruning).masks)
 
     def with_download(task: Task) -> Task:
-        plan, layers, pruning = task.plan, spec.layers, spec.pruning
-        masks = traffic(plan, layers, pruning).masks
-        download = download_of(
-            published, plan, task.masks, layers, pruning.unfed_columns, spec.download, masks
-        )
+        plan, unfed = task.plan, pruning.unfed_columns
+        size = mask_bytes(plan)
+        download = download_of(published, plan, task.masks, layers, unfed, spec.download, size)
         return replace(task, download=download)
 
     return [with_download(task) for task in tasks]
