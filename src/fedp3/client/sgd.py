@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -29,7 +30,7 @@ from fedp3.client.step_source import Gradient
 from fedp3.core import masks as M
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.types import ClientPlan, Group, LayerMap, Mask, Masks, Params, Task
-from fedp3.data import Batch, batch
+from fedp3.data import Batch, records
 from fedp3.data.inputs import Inputs, call, chunks, only_tensor, to_device
 from fedp3.data.shards import Shard
 from fedp3.models import shrinking
@@ -125,8 +126,9 @@ def train(
     losses, densities = [], []
     for k, rows in enumerate(batches):
         indices = shard.train[rows]
-        x = to_device(batch(context.data, indices, augment), context.device)
-        y = context.data.y[indices].to(context.device)
+        draws = partial(source.generator, Stream.ROW, context.seed, *address, k)
+        drawn = records(context.data, indices, augment, draws)
+        x, y = to_device(drawn.x, context.device), drawn.y.to(context.device)
         q = draw_q(pruning, rng, task.plan)  # Alg. 2, l. 2
         step_masks = local_pruner.draw(q, task.plan, task.masks, context.layers, rng)
         if step_masks.units and pruning.shrinks:

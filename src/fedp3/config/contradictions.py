@@ -123,10 +123,17 @@ def _wrong_sizes(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
 
 def _wrong_data(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
     """Settings of texts for another data set, and a text without a file."""
-    if c.data.name == TEXT:
-        return [] if c.data.path else ["[data] path: name = 'text' needs a file; set path"]
     usual = type(c.data)()
-    unused = sorted(key for section, key in given if section == "data" and key != "name")
+    if c.data.name == TEXT:
+        mistakes = [] if c.data.path else ["[data] path: name = 'text' needs a file; set path"]
+        if c.data.test != usual.test:
+            mistakes.append(
+                f"[data] test: {c.data.test!r} is for published data sets; with name = 'text' name "
+                "a second file in test_path"
+            )
+        return mistakes
+    general = ("name", "test")
+    unused = sorted(key for section, key in given if section == "data" and key not in general)
     return [
         f"[data] {key}: only read with name = 'text'"
         for key in unused

@@ -6,7 +6,7 @@ files of a data set is used.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from functools import partial
@@ -24,7 +24,7 @@ from torch.nn import functional as F
 from fedp3.core.errors import DataError
 from fedp3.core.registry import NameIn, Registry, pick
 from fedp3.core.settings import OWN, STRICT
-from fedp3.data.dataset import Dataset
+from fedp3.data.dataset import Dataset, pooled
 from fedp3.data.formats import Part, present
 from fedp3.data.inputs import only_tensor, tensors_of
 from fedp3.data.sources import SOURCES, Source
@@ -60,6 +60,20 @@ class Row:
 Load = Callable[[Path | None], Dataset]  # data folder, or None for the usual ones -> data set
 DATASETS: Registry[Load] = Registry("data set")
 TEXT = "text"  # the name of the data set that is read from the file `path`
+# What becomes of the published test part: a function of a data set that has it as its test set.
+TEST_PARTS: Registry[Callable[[Dataset], Dataset]] = Registry("use of a test part")
+POOLED = "pooled"
+TEST_PARTS.add(POOLED, pooled)
+
+
+@TEST_PARTS.register("official")
+def _kept_apart(data: Dataset) -> Dataset:
+    if data.test is None:
+        raise DataError(
+            f"[data] test: data set {data.name!r} has no test part of its own; use 'pooled', or a "
+            f"data set that has one, such as {_and(name for name in SOURCES if name != 'digits')}"
+        )
+    return data
 
 
 @dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
@@ -85,22 +99,42 @@ class DataSettings:
         description="with name = 'text': how many characters further the next record begins; 0 "
         "means that records do not overlap, which LDP needs",
     )
+    test: Annotated[str, NameIn(TEST_PARTS, also=(OWN,))] = Field(
+        default=POOLED,
+        description="what becomes of a data set's published test part; pooled: clients have its "
+        "samples too, and there is no C; official: no client has them, and the server's model is "
+        "scored on them as C (mnist, fashion-mnist, emnist-l, cifar10, cifar100)",
+    )
+    test_path: str = Field(
+        default="",
+        description="with name = 'text': a second text file, on which the server's model is scored "
+        "as C",
+    )
 
 
-def load(name: str, data_dir: Path | None = None, pad_to: int | None = None) -> Dataset:
-    """Load a data set from this machine; its train part comes before its test part.
+def load(
+    name: str, data_dir: Path | None = None, pad_to: int | None = None, test: str = POOLED
+) -> Dataset:
+    """Load a data set from this machine.
 
     Args:
         name: the name of a registered data set.
         data_dir: the data folder to search first.
         pad_to: the side length to which raw images are padded with zeros, e.g. from 28 to 32 for
             the paper's CNN.
+        test: a key of `TEST_PARTS`; "pooled" puts the published test part after the train part.
     """
-    data = DATASETS.pick(name)(data_dir)
-    if pad_to is None or tensors_of(data.x)[0].shape[-2:] == (pad_to, pad_to):
+    use = TEST_PARTS.pick(test)
+    return _with_padding(use(DATASETS.pick(name)(data_dir)), pad_to)
+
+
+def _with_padding(data: Dataset, side: int | None) -> Dataset:
+    if data.test is not None:
+        data = replace(data, test=_with_padding(data.test, side))
+    if side is None or tensors_of(data.x)[0].shape[-2:] == (side, side):
         return data
     images = only_tensor(data.x, "a network for images")
-    return replace(data, x=_padded(images, pad_to, name), raw=images)
+    return replace(data, x=_padded(images, side, data.name), raw=images)
 
 
 def load_as(settings: DataSettings, data_dir: Path | None, pad_to: int | None = None) -> Dataset:
@@ -112,32 +146,44 @@ def load_as(settings: DataSettings, data_dir: Path | None, pad_to: int | None = 
         pad_to: the side length to which raw images are padded with zeros.
     """
     if settings.name != TEXT:
-        return load(settings.name, data_dir, pad_to)
+        return load(settings.name, data_dir, pad_to, settings.test)
     if not settings.path:
         raise DataError("[data] name: 'text' needs a file; set [data] path")
-    path = Path(settings.path).expanduser()
-    # An absolute path stays as it is.
-    return read_text((data_dir or Path()) / path, settings.length, settings.stride)
+
+    def read(path: str) -> Dataset:
+        # An absolute path stays as it is.
+        below = (data_dir or Path()) / Path(path).expanduser()
+        return read_text(below, settings.length, settings.stride)
+
+    test = read(settings.test_path) if settings.test_path else None
+    return replace(read(settings.path), test=test)
 
 
 def _load_published(name: str, data_dir: Path | None) -> Dataset:
-    """Load one of the published data sets from its files."""
+    """Load one of the published data sets from its files; its last part is its test part."""
     source = SOURCES[name]
     folder = find(name, data_dir)
     if folder is None:
         raise DataError(_missing(name, source, data_dir))
     parts = source.parse(folder, source.files, source.classes)
     mean, std = (source.mean, source.std) if source.mean is not None else _moments(parts[0])
-    return Dataset(
-        name=name,
-        x=torch.from_numpy(np.concatenate([x for x, _ in parts])),
-        y=torch.from_numpy(np.concatenate([y for _, y in parts])),
-        classes=source.classes,
-        mean=mean,
-        std=std,
-        crop=source.crop,
-        flip=source.flip,
-    )
+
+    def dataset(parts: Sequence[Part], test: Dataset | None) -> Dataset:
+        return Dataset(
+            name=name,
+            x=torch.from_numpy(np.concatenate([x for x, _ in parts])),
+            y=torch.from_numpy(np.concatenate([y for _, y in parts])),
+            classes=source.classes,
+            mean=mean,
+            std=std,
+            crop=source.crop,
+            flip=source.flip,
+            test=test,
+        )
+
+    if len(parts) == 1:
+        return dataset(parts, None)
+    return dataset(parts[:-1], dataset(parts[-1:], None))
 
 
 for _name in SOURCES:

@@ -146,6 +146,7 @@ class _Workers:
 
     def __init__(self, setup: _WorkerSetup, workers: int) -> None:
         _check_picklable("a network", setup.context.net)
+        _check_picklable("a data set that is read lazily", setup.context.data.rows)
         _check_picklable("hooks", setup.context.hooks)
         self._setup, self._count = setup, workers
         self._spawn = multiprocessing.get_context("spawn")  # fork would copy locks of other threads

@@ -37,6 +37,7 @@ from fedp3.experiment.compatibility import (
     check_model,
     refuse_frozen,
     smallest_batch,
+    with_fitting_numbers,
 )
 from fedp3.experiment.device_plans import on_devices, with_fleet
 from fedp3.messages.versions import Published, begin, is_coded
@@ -70,6 +71,7 @@ class Experiment:
         client: what all clients share.
         shards: the samples of each client.
         start: the state before the first round.
+        client_names: the names of the clients, if they have any.
     """
 
     config: Config
@@ -77,6 +79,7 @@ class Experiment:
     client: ClientContext
     shards: Mapping[int, Shard]
     start: ServerState
+    client_names: tuple[str, ...] = ()
 
     @cached_property
     def first_plans(self) -> tuple[ClientPlan, ...]:
@@ -184,20 +187,24 @@ def assemble_from(
         objective: what clients minimise; None means what the config names.
     """
     check_device(config.run.device)
+    data = with_fitting_numbers(net, data)
     objective = objective or objective_of(config, data)
     shards = _shards(config, data) if shards is None else shards
     smallest = smallest_batch(shards, config.local.batch)
     check_model(net, data, smallest, config.run.seed, objective)
+    test = _fitting_test(net, data, config.run.seed, objective)
     spec = replace(_run_spec(config, net, layers), objective=objective)
     check_hooks(spec)
     refuse_frozen(net)
     client = _client_context(config, spec, net, data)
+    central = None if test is None else replace(client, data=test)
     exchange = spec.hooks.exchange
     extra = exchange.begin(spec.layers, data.classes) if exchange else {}
     server = with_fleet(_server_context(config, spec, shards), config, client, extra)
     awaits_devices = config.plan.layers == AUTO_LAYERS and server.fleet is None
     if not awaits_devices:
         check_plans(server)
+    server = replace(server, central=central)
     start = ServerState(
         t=0,
         W=client.initial,
@@ -214,6 +221,18 @@ def assemble_from(
     if not resolve_noise:
         return experiment
     return _with_budget(experiment, config.privacy.noise_multiplier)
+
+
+def _fitting_test(net: nn.Module, data: Dataset, seed: int, objective: Objective) -> Dataset | None:
+    """The central test set, with the numbers that the network computes with; None without one."""
+    if data.test is None:
+        return None
+    test = with_fitting_numbers(net, data.test)
+    try:
+        check_model(net, test, 2, seed, objective)
+    except InputError as error:
+        raise InputError(f"the central test set does not fit: {error}") from None
+    return test
 
 
 def published_at_start(config: Config, client: ClientContext) -> Published | None:
@@ -235,6 +254,7 @@ def assemble_client(config: Config, net: nn.Module, data: Dataset) -> ClientCont
         data: all samples.
     """
     check_device(config.run.device)
+    data = with_fitting_numbers(net, data)
     spec = replace(_run_spec(config, net), objective=objective_of(config, data))
     return _client_context(config, spec, net, data)
 
@@ -326,7 +346,7 @@ def _client_context(config: Config, spec: RunSpec, net: nn.Module, data: Dataset
     return ClientContext(
         spec=spec,
         net=channels_last(net.to(config.run.device)),
-        data=data,
+        data=replace(data, test=None),  # the central test set is the server's
         local=config.local,
         initial=initial,
         device=config.run.device,

@@ -11,10 +11,11 @@ from safetensors.torch import load as load_tensors
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import read_json, state_home, write_secret
 from fedp3.core.hashing import model_sha256, sha256_of
+from fedp3.data.dataset import Dataset
 from fedp3.data.inputs import tensors_of
 from fedp3.experiment.assemble import Experiment, published_at_start
 
-KEYED = ("machine", "data", "clients")
+KEYED = ("machine", "data", "clients", "test")
 INITIAL = "initial.safetensors"  # W_0 of a network that was passed in, not built from the config
 
 
@@ -39,13 +40,20 @@ def fingerprint(experiment: Experiment) -> dict[str, str]:
     if not any(len(s.train) or len(s.test) for s in experiment.shards.values()):
         return about  # the samples are on the nodes; the server has one example
     key = _machine_key()
-    values = [w.contiguous().numpy() for w in (*tensors_of(data.x), data.y)]
-    samples = sha256_of(key, *values)
-    return about | {
+    keyed = {
         "machine": sha256_of(key, b"which key"),
-        "data": samples,
+        "data": _hash_of(data, key),
         "clients": sha256_of(key, *split),
     }
+    if experiment.server.central is not None:
+        keyed["test"] = _hash_of(experiment.server.central.data, key)
+    return about | keyed
+
+
+def _hash_of(data: Dataset, key: bytes) -> str:
+    """The hash of all samples and targets; of rows that are read later, the first sample's."""
+    values = [w.contiguous().numpy() for w in (*tensors_of(data.x), data.y)]
+    return sha256_of(key, *values)
 
 
 def _machine_key() -> bytes:

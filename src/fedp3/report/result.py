@@ -22,7 +22,8 @@ from fedp3.runs.session import Outcome
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KINDS = {"G": "global", "D": "dispatched", "P": "personal"}
+KINDS = {"G": "global", "D": "dispatched", "P": "personal", "C": "central"}
+PER_CLIENT = ("G", "D", "P")
 
 
 @dataclass(frozen=True)
@@ -94,18 +95,26 @@ class Result:
 
     @property
     def score(self) -> Score:
-        """What G, D and P are: the accuracy, or the score of another objective."""
+        """What G, D, P and C are: the accuracy, or the score of another objective."""
         return score_of(self.outcome.result)
 
     @property
     def scores(self) -> Mapping[str, float | None]:
-        """G, D and P, each the mean over clients of the objective's score."""
-        return {kind: self.outcome.result[f"score_{name}"] for kind, name in KINDS.items()}
+        """G, D and P, each the mean over clients of the objective's score; and C.
+
+        C is that of the server's model on a central test set, and None without one.
+        """
+        return {kind: self.outcome.result.get(f"score_{name}") for kind, name in KINDS.items()}
 
     @property
     def accuracy(self) -> Mapping[str, float | None]:
-        """G, D and P, each the mean over clients; None where the score is no accuracy."""
-        return {kind: self.outcome.result[f"accuracy_{name}"] for kind, name in KINDS.items()}
+        """G, D, P and C as in `scores`; None where the score is no accuracy."""
+        return {kind: self.outcome.result.get(f"accuracy_{name}") for kind, name in KINDS.items()}
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Where labels were texts, the text of each output of the network; else empty."""
+        return self.experiment.client.data.class_names
 
     @property
     def per_client(self) -> list[dict[str, Any]]:
@@ -113,19 +122,26 @@ class Result:
 
         The cost is that of its plan in the first round.
         """
-        scores = {kind: self._scores(kind) for kind in KINDS}
+        scores = {kind: self._scores(kind) for kind in PER_CLIENT}
+        names = dict(enumerate(self.experiment.client_names))
         rows = []
         for cost in self.experiment.costs:
             row = {
                 "client": cost.id,
+                **({"name": names[cost.id]} if names else {}),
                 "examples": cost.examples,
                 "layers": cost.layers,
                 "keep": cost.capacity,
                 "mb_down": cost.mb_down,
                 "mb_up": cost.mb_up,
             }
-            rows.append(row | {kind: scores[kind].get(cost.id) for kind in KINDS})
+            rows.append(row | {kind: scores[kind].get(cost.id) for kind in PER_CLIENT})
         return rows
+
+    @property
+    def _shown(self) -> Mapping[str, float | None]:
+        """The scores without C, if there is no central test set."""
+        return {k: v for k, v in self.scores.items() if k in PER_CLIENT or v is not None}
 
     def _scores(self, kind: str) -> dict[int, float]:
         """The final score of each client that was scored."""
@@ -161,7 +177,7 @@ class Result:
 
     def __repr__(self) -> str:
         result = self.outcome.result
-        scores = ", ".join(f"{k} {self.score.text(v)}" for k, v in self.scores.items())
+        scores = ", ".join(f"{k} {self.score.text(v)}" for k, v in self._shown.items())
         traffic = f"{result['mb_up']:.1f} MB up, {result['mb_down']:.1f} MB down"
         stopped = f", stopped: {result['stopped']}" if result.get("stopped") else ""
         about = f"{result['method']}: {result['rounds']} rounds"
@@ -172,7 +188,7 @@ class Result:
         rows = {
             "method": str(result["method"]),
             "rounds": str(result["rounds"]),
-            **{kind: self.score.text(value) for kind, value in self.scores.items()},
+            **{kind: self.score.text(value) for kind, value in self._shown.items()},
             "MB up": f"{result['mb_up']:.2f}",
             "MB down": f"{result['mb_down']:.2f}",
             "model sha256": self.model_sha256[:16],

@@ -226,6 +226,7 @@ def scalars(record: RoundRecord) -> dict[str, float]:
         "privacy/client epsilon": record.client_epsilon,
         **{f"{s.score.name}/{kind}": s.mean for kind, s in scores.items()},
         **{f"{s.score.name}/{kind} worst client": s.worst for kind, s in scores.items()},
+        **({} if record.C is None else {f"{record.C.score.name}/C": record.C.mean}),
     }
     return {name: value for name, value in values.items() if value is not None}
 

@@ -322,6 +322,7 @@ def _about(
         "weights_sha256": model_sha256(values),
         "input": ["batch", *x.shape[1:]],
         "classes": data.classes,
+        "class_names": list(data.class_names),
         "divide_by": 255 if x.dtype == torch.uint8 else 1,
         "mean": list(data.mean),
         "std": list(data.std),
@@ -349,6 +350,10 @@ def _readme(run: Trained, net: nn.Module, chosen: Format, about: Mapping[str, An
         if about["mean"]:
             scaling += f", then normalised per channel: (x - {about['mean']}) / {about['std']}"
         scaling = f" {scaling}."
+    names = ""
+    if about["class_names"]:
+        numbered = ", ".join(f"{i}: {name}" for i, name in enumerate(about["class_names"]))
+        names = f" The classes are {numbered}."
     stays = personal_layers(run.experiment)
     warning = ""
     if stays and about["what"] == "global":
@@ -366,9 +371,9 @@ Trained by {about["method"]} in {about["rounds"]} rounds with fedp3 {about["fedp
 {chosen.lines}```
 
 `x` holds float32 values of shape ({shape}).{scaling} The outputs are scores of \
-{about["classes"]} classes; the largest is the prediction. When the file was written, it was \
-loaded again, and its outputs differed from the network's by {about["difference"]:.1e} of the \
-largest.
+{about["classes"]} classes; the largest is the prediction.{names} \
+When the file was written, it was loaded again, and its outputs differed from the network's by \
+{about["difference"]:.1e} of the largest.
 {warning}
 ```text
 {net}

@@ -33,6 +33,7 @@ from fedp3.server.buffered import (
     used_flights,
     versions_in_use,
 )
+from fedp3.server.central import CentralScore, central_score
 from fedp3.server.client_level import private_step
 from fedp3.server.context import FinalEvaluation, RoundRecord, ServerContext, ServerState
 from fedp3.server.evaluation import Scores, scores
@@ -120,9 +121,11 @@ def run_round(
     record = _record(context, t, happened.tasks, result, new)
     record = replace(record, clock=happened.clock)
     if evaluate:
-        G, D = _global_and_dispatched(context, new, execute, plans_for(context, new.t))
+        everyone = plans_for(context, new.t)
+        G, D = _global_and_dispatched(context, new, execute, everyone)
         P = scores((u.update for u in result.accepted), context.spec.objective)
-        record = replace(record, G=G, D=D, P=P)
+        C = central_score(context.central, new.W, new.t, everyone)
+        record = replace(record, G=G, D=D, P=P, C=C)
     if ledger is not None:
         record = replace(record, epsilon=ledger.epsilon_max())
     if releases is not None:
@@ -249,10 +252,11 @@ def _affordable(
 
 def initial_scores(
     context: ServerContext, state: ServerState, execute: Execute
-) -> dict[str, Scores | None]:
-    """G and D before the first round."""
-    G, D = _global_and_dispatched(context, state, execute, plans_for(context, state.t))
-    return {"G": G, "D": D}
+) -> dict[str, Scores | CentralScore | None]:
+    """G, D and C before the first round."""
+    everyone = plans_for(context, state.t)
+    G, D = _global_and_dispatched(context, state, execute, everyone)
+    return {"G": G, "D": D, "C": central_score(context.central, state.W, state.t, everyone)}
 
 
 def finish(
@@ -262,7 +266,7 @@ def finish(
     ledger: Ledger | None = None,
     last: RoundRecord | None = None,
 ) -> FinalEvaluation:
-    """G, D and, if `run.final_p` is set, P over all clients once training is over.
+    """C, and over all clients G, D and, if `run.final_p` is set, P, once training is over.
 
     Measuring P takes a local update, which under LDP is charged like a round.
 
@@ -277,16 +281,17 @@ def finish(
     if last is not None and last.t + 1 == state.t and last.G is not None and last.D is not None:
         G: Scores | None = last.G
         D: Scores | None = last.D
+        C = last.C
     else:
         G, D = _global_and_dispatched(context, state, execute, everyone)
+        C = central_score(context.central, state.W, state.t, everyone)
     if not context.run.final_p:
-        return FinalEvaluation(G, D, P=None)
+        return FinalEvaluation(G, D, P=None, C=C)
     clients = _eligible(context, state.t, ledger)
     if ledger is not None:
         ledger.charge(clients, state.t, released="probe")
-    return FinalEvaluation(
-        G, D, P=scores(execute(probe_tasks(context, state, clients)), context.spec.objective)
-    )
+    P = scores(execute(probe_tasks(context, state, clients)), context.spec.objective)
+    return FinalEvaluation(G, D, P, C)
 
 
 def probe_tasks(context: ServerContext, state: ServerState, clients: Sequence[int]) -> list[Task]:
