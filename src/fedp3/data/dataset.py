@@ -159,7 +159,7 @@ def _wrong_type(tensors: Sequence[Tensor]) -> str:
 
 def _renumbered(labels: Tensor) -> str:
     """How to number labels from 0, as the end of an error message; empty if there are too many."""
-    found = labels.unique().tolist()
+    found = sorted(set(labels.tolist()))
     if len(found) > MOST_NAMED:
         return ""
     return (

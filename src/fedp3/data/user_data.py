@@ -164,9 +164,15 @@ def from_torch(
             refuse_other_shapes(y, targets[0] if targets else y, f"data set {name!r}: target {i}")
         samples.append(x)
         targets.append(y)
-    x = combine(lambda *rows: torch.stack(rows), samples[0], *samples[1:])
-    y = targets if labelled else torch.stack(targets)
-    return from_tensors(x, y, name=name, classes=classes, ids=names, labelled=labelled)
+    everything = combine(lambda *rows: torch.stack(rows), samples[0], *samples[1:])
+    return from_tensors(
+        everything,
+        targets if labelled else torch.stack(targets),
+        name=name,
+        classes=classes,
+        ids=names,
+        labelled=labelled,
+    )
 
 
 def _lazy(
@@ -223,10 +229,8 @@ def pool(datasets: Sequence[Dataset]) -> tuple[Dataset, list[Tensor]]:
                 )
     y = torch.cat([d.y for d in datasets])
     parts = torch.split(torch.arange(len(y)), [len(d.y) for d in datasets])
-    classes = max(d.classes for d in datasets)
-    everything = replace(
-        first, y=y, classes=classes, raw=None, ids=None, roles=None, **_all(datasets)
-    )
+    common = {"y": y, "classes": max(d.classes for d in datasets), "raw": None, "roles": None}
+    everything = replace(first, **common, **_all(datasets))
     return everything, list(parts)
 
 
@@ -235,7 +239,7 @@ def _all(datasets: Sequence[Dataset]) -> dict[str, Any]:
     first = datasets[0]
     if first.rows is None:
         x = combine(lambda *parts: torch.cat(parts), first.x, *(d.x for d in datasets[1:]))
-        return {"x": x}
+        return {"x": x, "ids": None}
     sources = [d.rows.source for d in datasets if d.rows is not None]
     rows = replace(first.rows, source=torch_data.ConcatDataset(sources))
     ids = [i for d in datasets for i in d.ids or ()]

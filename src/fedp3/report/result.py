@@ -100,16 +100,16 @@ class Result:
 
     @property
     def scores(self) -> Mapping[str, float | None]:
-        """G, D and P, each the mean over clients of the objective's score; and C.
+        """G, D and P, each the mean over clients of the objective's score.
 
-        C is that of the server's model on a central test set, and None without one.
+        With a central test set there is also C, the score of the server's model on it.
         """
-        return {kind: self.outcome.result.get(f"score_{name}") for kind, name in KINDS.items()}
+        return self._named("score")
 
     @property
     def accuracy(self) -> Mapping[str, float | None]:
-        """G, D, P and C as in `scores`; None where the score is no accuracy."""
-        return {kind: self.outcome.result.get(f"accuracy_{name}") for kind, name in KINDS.items()}
+        """The same numbers as `scores`; None where the score is no accuracy."""
+        return self._named("accuracy")
 
     @property
     def class_names(self) -> tuple[str, ...]:
@@ -138,10 +138,11 @@ class Result:
             rows.append(row | {kind: scores[kind].get(cost.id) for kind in PER_CLIENT})
         return rows
 
-    @property
-    def _shown(self) -> Mapping[str, float | None]:
-        """The scores without C, if there is no central test set."""
-        return {k: v for k, v in self.scores.items() if k in PER_CLIENT or v is not None}
+    def _named(self, what: str) -> dict[str, float | None]:
+        result = self.outcome.result
+        has_c = result.get("score_central") is not None
+        kinds = {kind: name for kind, name in KINDS.items() if kind in PER_CLIENT or has_c}
+        return {kind: result[f"{what}_{name}"] for kind, name in kinds.items()}
 
     def _scores(self, kind: str) -> dict[int, float]:
         """The final score of each client that was scored."""
@@ -177,7 +178,7 @@ class Result:
 
     def __repr__(self) -> str:
         result = self.outcome.result
-        scores = ", ".join(f"{k} {self.score.text(v)}" for k, v in self._shown.items())
+        scores = ", ".join(f"{k} {self.score.text(v)}" for k, v in self.scores.items())
         traffic = f"{result['mb_up']:.1f} MB up, {result['mb_down']:.1f} MB down"
         stopped = f", stopped: {result['stopped']}" if result.get("stopped") else ""
         about = f"{result['method']}: {result['rounds']} rounds"
@@ -188,7 +189,7 @@ class Result:
         rows = {
             "method": str(result["method"]),
             "rounds": str(result["rounds"]),
-            **{kind: self.score.text(value) for kind, value in self._shown.items()},
+            **{kind: self.score.text(value) for kind, value in self.scores.items()},
             "MB up": f"{result['mb_up']:.2f}",
             "MB down": f"{result['mb_down']:.2f}",
             "model sha256": self.model_sha256[:16],
