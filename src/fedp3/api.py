@@ -4,7 +4,6 @@
 """
 
 import logging
-import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -37,7 +36,7 @@ from fedp3.methods import METHODS
 from fedp3.models.layer_map import layer_map
 from fedp3.models.zoo import MODELS
 from fedp3.planning.coverage import coverage
-from fedp3.planning.layer_sets import LAYER_SETS
+from fedp3.planning.layer_sets import LAYER_SETS, smallest_cover
 from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
 from fedp3.planning.schedules import SCHEDULES
 from fedp3.report.result import Result
@@ -162,8 +161,8 @@ def run(
     check_callbacks(callbacks)
     if engine == "flower":
         raise InputError(
-            "engine 'flower' reads data sets by name; use `fedp3 run`, or deploy with "
-            "fedp3.deploy.grid_run"
+            "engine 'flower' reads data sets by name; use `fedp3 run`, or the strategy "
+            "fedp3.flower.FedP3 in a Flower app"
         )
     chosen = _objective(objective, settings)
     labelled = chosen is None or chosen.labelled
@@ -425,8 +424,7 @@ def _with_fitting_defaults(
     if isinstance(devices, Mapping) and devices.get("fleet"):
         return filled  # layers are chosen for devices, or as the config says
     if decided is None or "layers" not in decided.settings.get("plan", {}):
-        hidden = max(1, len(layer_map(model, layers).hidden))
-        plan.setdefault("layers", f"opu{max(2, math.ceil(hidden / clients))}")
+        plan.setdefault("layers", smallest_cover(len(layer_map(model, layers).hidden), clients))
     return filled
 
 
