@@ -155,6 +155,10 @@ CASES: dict[str, Sequence[str]] = {
     ),
     "momentum-on-layers": ("aggregate.server=momentum", "aggregate.server_lr=0.5"),
     "adam-on-layers": ("aggregate.server=adam", "aggregate.server_lr=0.01"),
+    "averaged": (
+        *("method=fedp3-paced", "plan.period=2", "plan.share=0.3", "aggregate.average=3"),
+        "run.rounds=5",
+    ),
     "recycled-at-random": ("aggregate.recycle=0.25", "aggregate.recycle_by=random"),
     "recycled-in-turn": (
         *("aggregate.recycle=0.5", "aggregate.recycle_by=cyclic", "aggregate.server=momentum"),
@@ -254,7 +258,7 @@ RESUMED = (
     *("client-level-adam", "devices-buffered", "devices-daily-deadline", "fedpart", "fedluar"),
     *("recycled-in-turn", "ldp-schedule", "devices-paced", "fedlama", "codes-paced"),
     *("codes-ternary", "codes-entropy", "codes-largest-weights", "codes-windows"),
-    *("language-modelling", "adam-kept"),
+    *("language-modelling", "adam-kept", "averaged"),
 )
 ON_FLOWER = (
     *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),

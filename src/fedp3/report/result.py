@@ -45,7 +45,7 @@ class Result:
     @property
     def weights(self) -> Params:
         """The trained tensors, buffers included."""
-        return self.outcome.state.W
+        return self.outcome.state.model
 
     @cached_property
     def model(self) -> nn.Module:

@@ -195,7 +195,7 @@ def result_of(
         "out": str(folder) if folder else None,
         "method": experiment.config.method,
         "rounds": state.t,
-        "model_sha256": model_sha256(state.W),
+        "model_sha256": model_sha256(state.model),
         "score": asdict(kind),
         **{f"score_{name}": value for name, value in scores.items()},
         # the same numbers, if they are accuracies

@@ -103,7 +103,7 @@ def network(run: Trained, what: str, client: int | None = None) -> nn.Module:
     """
     _check(run, what, client)
     if what == "global":
-        return global_network(run.experiment, run.state.W)
+        return global_network(run.experiment, run.state.model)
     assert client is not None
     _refuse(run, what, client)
     return _client_network(run, client, trained=what == "personal")

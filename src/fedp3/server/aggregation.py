@@ -1,7 +1,9 @@
 """The aggregator of a run: its rule, damping, server optimizer, recycling and intervals.
 
-They apply in this order.
+They apply in this order.  Whether the model is an average of W over rounds changes none of them.
 """
+
+from dataclasses import replace
 
 from fedp3.client.context import RunSpec
 from fedp3.server.aggregators import AGGREGATORS, AggregateSettings, Aggregator
@@ -16,4 +18,4 @@ def make_aggregator(settings: AggregateSettings, spec: RunSpec) -> Aggregator:
     aggregator = AGGREGATORS.pick(settings.rule)(settings, spec)
     for wrap in (with_damping, with_optimizer, with_recycling, with_intervals):
         aggregator = wrap(aggregator, settings, spec)
-    return aggregator
+    return replace(aggregator, average=settings.average)

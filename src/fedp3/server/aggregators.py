@@ -71,6 +71,7 @@ class Aggregator:
         report: from the state to one number per client, for the record of a round.
         next_round: from the state to what differs from the plans in the next round.
         interval: participants are drawn once in so many rounds, so that they can continue.
+        average: the model is the mean of W over about so many rounds.
     """
 
     apply: Apply
@@ -78,6 +79,7 @@ class Aggregator:
     report: Callable[[Any], Mapping[int, float]] = _no_report
     next_round: Callable[[Any], NextRound] = _as_planned
     interval: int = 1
+    average: int = 1
 
 
 MakeAggregator = Callable[["AggregateSettings", RunSpec], Aggregator]
@@ -166,6 +168,13 @@ class AggregateSettings:
         ge=1,
         description="layers on which clients agree most are averaged only once in so many rounds, "
         "and clients continue to train them in between (FedLAMA); 1 means every round",
+    )
+    average: int = Field(
+        default=1,
+        ge=1,
+        description="what is scored as G and exported is the mean of the server's weights over "
+        "about the last so many rounds, while clients train from the last ones; 1 means the last "
+        "ones themselves",
     )
     options: dict[str, bool | int | float | str] = Field(
         default_factory=dict,

@@ -90,6 +90,7 @@ class ServerState:
         flying: where rounds overlap, the clients that compute.
         versions: the models of earlier rounds that these clients started from.
         published: the weights that clients hold copies of; None where W is sent in every round.
+        average: the mean of W over rounds; None where the model is W itself.
     """
 
     t: int
@@ -102,6 +103,12 @@ class ServerState:
     flying: tuple[Flight, ...] = ()
     versions: Mapping[int, Params] = field(default_factory=dict)
     published: Published | None = None
+    average: Params | None = None
+
+    @property
+    def model(self) -> Params:
+        """The weights that are scored as G and exported."""
+        return self.W if self.average is None else self.average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

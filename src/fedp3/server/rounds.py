@@ -25,6 +25,7 @@ from fedp3.planning.revised_plans import continuing_layers, without_layers
 from fedp3.privacy.client_level.budget import EVERYBODY
 from fedp3.privacy.client_level.mechanism import poisson_clients
 from fedp3.privacy.ledger import Ledger
+from fedp3.server.averaged_weights import next_average
 from fedp3.server.buffered import (
     arrived_tasks,
     buffer_round,
@@ -316,14 +317,14 @@ def dispatch_tasks(
 def _global_and_dispatched(
     context: ServerContext, state: ServerState, execute: Execute, everyone: Sequence[ClientPlan]
 ) -> tuple[Scores | None, Scores | None]:
-    """G, of the server's weights, and D, of what devices are sent.
+    """G, of the server's model, and D, of what devices are sent.
 
-    If every layer is sent dense and uncoded, a device has the server's weights, and D is G.
+    If every layer is sent dense and uncoded, a device has the server's model, and D is G.
     """
     objective = context.spec.objective
-    G = scores(execute(global_tasks(state.W, everyone, state.t, state.seen)), objective)
+    G = scores(execute(global_tasks(state.model, everyone, state.t, state.seen)), objective)
     dense = all(p.send == "dense" for plan in everyone for p in plan.layers.values())
-    if dense and state.published is None:
+    if dense and state.published is None and state.average is None:
         return G, G
     return G, scores(execute(_dispatched(context, state, everyone, probe=False)), objective)
 
@@ -388,6 +389,7 @@ def _advance(
         void=0,
         extra=extra,
         published=next_published(context, state, W, result),
+        average=next_average(state.average, W, state.t + 1, context.aggregator.average),
     )
     return new, result
 
