@@ -50,7 +50,10 @@ SIZES["roberta"] = SIZES["bert"] | {"max_position_embeddings": 18}
 
 
 def model(kind: str, seed: int = 0, classes: int = CLASSES, **more: Any) -> Any:
-    """A model of `transformers`, without dropout, whose weights are all drawn."""
+    """A model of `transformers` in evaluation mode, whose weights are all drawn here.
+
+    So they do not depend on its version, and every tensor matters, norms and biases too.
+    """
     import transformers
 
     from fedp3.models.hf import KINDS
@@ -62,13 +65,11 @@ def model(kind: str, seed: int = 0, classes: int = CLASSES, **more: Any) -> Any:
         settings |= {"vocab_size": VOCABULARY, "pad_token_id": 0}
         settings |= {"bos_token_id": 2, "eos_token_id": 3}
     config = getattr(transformers, KINDS[kind].config)(**settings)
-    before = torch.random.get_rng_state()
-    torch.manual_seed(seed)
     net = getattr(transformers, KINDS[kind].model)(config).eval()
+    rng = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for w in net.parameters():  # norms and biases too, so that every tensor matters
-            w.add_(0.3 * torch.randn(w.shape))
-    torch.random.set_rng_state(before)
+        for w in net.parameters():
+            w.normal_(0, 0.3, generator=rng)
     return net
 
 
