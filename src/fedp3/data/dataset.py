@@ -49,6 +49,7 @@ class Dataset:
         class_names: where labels were texts, the text of each class, by its number.
         rows: where samples are read when a batch needs them; None if `x` has all of them.
         test: a test set that no client has, on which the server's model is scored as C.
+        vocabulary: the number of different tokens of samples; 0 if they are no tokens.
     """
 
     name: str
@@ -68,6 +69,7 @@ class Dataset:
     class_names: tuple[str, ...] = ()
     rows: Rows | None = None
     test: "Dataset | None" = None
+    vocabulary: int = 0
 
     def __post_init__(self) -> None:
         problem = self._problem()

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedp3.core.memo import once_per_plan
 from fedp3.core.randomness import Stream, stream
-from fedp3.core.types import ClientPlan, Layer, LayerMap, LayerPlan, Masks, Params, UnitGroup
+from fedp3.core.types import ClientPlan, Group, Layer, LayerMap, LayerPlan, Masks, Params, UnitGroup
 from fedp3.planning.prune_settings import SELECTORS, PruneSettings, Selector, SelectWeights
 from fedp3.planning.selectors import retained_units, retained_weights
 
@@ -115,7 +115,7 @@ def _unit_masks(
         if group.layer not in reduced or group.fixed:
             continue
         granules = group.units // group.granule
-        norms = W[f"{g}.weight"].reshape(granules, -1).norm(dim=1)
+        norms = _by_unit(W[f"{g}.weight"], g, layers).reshape(granules, -1).norm(dim=1)
         retained = units_left(selector, plan, group) // group.granule
         indices = selector.units(norms, retained, t, rng)
         if selector.deals:
@@ -123,6 +123,18 @@ def _unit_masks(
             indices = indices[begin:end].sort().values
         units[g] = (indices[:, None] * group.granule + torch.arange(group.granule)).flatten()
     return units
+
+
+def _by_unit(w: Tensor, group: Group, layers: LayerMap) -> Tensor:
+    """The weights that write the units of a group, those of each unit one after the other."""
+    axes = layers.axes[f"{group}.weight"]
+    side = next(j for j, axis in enumerate(axes) if axis is not None and axis.group == group)
+    axis = axes[side]
+    if side == 0 and (axis is None or axis.parts == 1):
+        return w
+    parts = 1 if axis is None else axis.parts
+    in_order = w.movedim(side, 0).reshape(parts, layers.groups[group].units, -1)
+    return in_order.transpose(0, 1).flatten(1)
 
 
 def units_left(selector: Selector, plan: ClientPlan, group: UnitGroup) -> int:
