@@ -144,13 +144,13 @@ def settings(tmp_path: Path, *more: str) -> Any:
 
 def test_lines_are_divided_by_labels_and_no_client_has_the_second_file(tmp_path: Path) -> None:
     data = assemble(settings(tmp_path, "data.test_path=test.tsv"), tmp_path)
-    y, test = data.client.data.y, data.client.data.test
+    y, central = data.client.data.y, data.server.central
     for i, shard in data.shards.items():
         assert set(y[shard.train].tolist()) == set(y[shard.test].tolist()) == {i}
     assert sum(len(s.train) + len(s.test) for s in data.shards.values()) == len(y) == 60
-    assert test is not None
-    assert len(test.y) == 30
-    assert test.class_names == data.client.data.class_names
+    assert central is not None
+    assert len(central.data.y) == 30
+    assert central.data.class_names == data.client.data.class_names
 
 
 @pytest.mark.parametrize(
