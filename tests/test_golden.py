@@ -58,7 +58,7 @@ TEXT = (
     "data.name=text", f"data.path={PLAY}", "data.length=16", "partition.kind=roles",
     "model.name=gpt", "model.width=0.125", "model.blocks=2", "local.lr=0.01",
 )  # fmt: skip
-# Folders of small transformers and texts, which `settings` writes; {folders} stands for their place.
+# Small transformers and texts, which `settings` writes; {folders} stands for their folder.
 SEQUENCES = (
     "data.name=tsv", "data.path={folders}/sentences.tsv", "data.length=8", "partition.classes=2",
     "model.name=hf", "model.path={folders}/bert",
