@@ -13,6 +13,7 @@ from fedp3.core.files import read_json, state_home, write_secret
 from fedp3.core.hashing import model_sha256, sha256_of
 from fedp3.data.inputs import tensors_of
 from fedp3.experiment.assemble import Experiment, published_at_start
+from fedp3.models.frozen import frozen_sha256
 
 KEYED = ("machine", "data", "clients")
 INITIAL = "initial.safetensors"  # W_0 of a network that was passed in, not built from the config
@@ -36,6 +37,8 @@ def fingerprint(experiment: Experiment) -> dict[str, str]:
             repr((data.classes, data.mean, data.std, data.crop, data.flip)).encode()
         ),
     }
+    if layers.frozen:
+        about["frozen part"] = frozen_sha256(experiment.client.net)
     if not any(len(s.train) or len(s.test) for s in experiment.shards.values()):
         return about  # the samples are on the nodes; the server has one example
     key = _machine_key()

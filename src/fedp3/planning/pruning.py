@@ -9,7 +9,16 @@ from torch import Tensor
 
 from fedp3.core.memo import once_per_plan
 from fedp3.core.randomness import Stream, stream
-from fedp3.core.types import ClientPlan, Layer, LayerMap, LayerPlan, Masks, Params, UnitGroup
+from fedp3.core.types import (
+    ClientPlan,
+    Group,
+    Layer,
+    LayerMap,
+    LayerPlan,
+    Masks,
+    Params,
+    UnitGroup,
+)
 from fedp3.planning.prune_settings import SELECTORS, PruneSettings, Selector, SelectWeights
 from fedp3.planning.selectors import retained_units, retained_weights
 
@@ -115,7 +124,7 @@ def _unit_masks(
         if group.layer not in reduced or group.fixed:
             continue
         granules = group.units // group.granule
-        norms = W[f"{g}.weight"].reshape(granules, -1).norm(dim=1)
+        norms = _unit_norms(g, W, layers).reshape(granules, -1).norm(dim=1)
         retained = units_left(selector, plan, group) // group.granule
         indices = selector.units(norms, retained, t, rng)
         if selector.deals:
@@ -123,6 +132,18 @@ def _unit_masks(
             indices = indices[begin:end].sort().values
         units[g] = (indices[:, None] * group.granule + torch.arange(group.granule)).flatten()
     return units
+
+
+def _unit_norms(g: Group, W: Params, layers: LayerMap) -> Tensor:
+    """The weights of each unit, (units, weights): those that write it, or all of a rank-1 pair."""
+    if f"{g}.weight" in W:
+        return W[f"{g}.weight"]
+    parts = []
+    for n, axes in layers.axes.items():
+        for side, axis in enumerate(axes):
+            if n in W and axis is not None and axis.group == g:
+                parts.append(W[n].movedim(side, 0).flatten(1))
+    return torch.cat(parts, 1)
 
 
 def units_left(selector: Selector, plan: ClientPlan, group: UnitGroup) -> int:

@@ -23,6 +23,8 @@ from fedp3.core.types import ClientState, Group, Params
 from fedp3.engines.base import one_thread
 from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.experiment.fingerprint import check_fingerprint
+from fedp3.models.frozen import thaw
+from fedp3.models.lora import merge
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint
 from fedp3.runs.existing import SEEDS, reopen
 from fedp3.server.context import ServerState
@@ -117,6 +119,9 @@ def global_network(experiment: Experiment, W: Params) -> nn.Module:
 
 
 def _finished(net: nn.Module) -> nn.Module:
+    """The plain network in evaluation mode: what was frozen is not, and adapters are merged."""
+    thaw(net)
+    merge(net)
     return net.cpu().requires_grad_().eval()
 
 
