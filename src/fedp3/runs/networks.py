@@ -19,8 +19,8 @@ from fedp3.client.sgd import load_weights, named_tensors
 from fedp3.client.update import Job, local_network
 from fedp3.core.errors import InputError
 from fedp3.core.files import read_json
+from fedp3.core.threads import one_thread
 from fedp3.core.types import ClientState, Group, Params
-from fedp3.engines.base import one_thread
 from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.experiment.fingerprint import check_fingerprint
 from fedp3.models.frozen import thaw
