@@ -91,7 +91,9 @@ def by_norm(W: Values, uploads: Sequence[Values], masks: Sequence[Values]) -> Va
     for l in ADAPTED:
         names = (f"{l}.a.weight", f"{l}.b.weight")
         norms = [float(product(u[names[0]], u[names[1]]).square().sum().sqrt()) for u in uploads]
-        own = [Upload({n: u[n] for n in names}, norm) for u, norm in zip(uploads, norms)]
+        own = [
+            Upload({n: u[n] for n in names}, norm) for u, norm in zip(uploads, norms, strict=True)
+        ]
         new |= {n: w for n, w in average(W, own).items() if n in names}
     return new
 
@@ -101,11 +103,11 @@ def by_product(b: Bench) -> Combine:
 
     def combine(W: Values, uploads: Sequence[Values], masks: Sequence[Values]) -> Values:
         weights = [len(b.train[i]) for i in b.train]
-        head = [Upload({n: u[n] for n in OUT}, w) for u, w in zip(uploads, weights)]
+        head = [Upload({n: u[n] for n in OUT}, w) for u, w in zip(uploads, weights, strict=True)]
         new = average(W, head)
         for l in ADAPTED:
             mean = torch.zeros(W[f"{l}.b.weight"].shape[0], W[f"{l}.a.weight"].shape[1]).double()
-            for u, w in zip(uploads, weights):
+            for u, w in zip(uploads, weights, strict=True):
                 change = product(u[f"{l}.a.weight"].double(), u[f"{l}.b.weight"].double())
                 mean = mean + w / math.fsum(weights) * change
             U, S, V = torch.linalg.svd(mean)

@@ -8,12 +8,13 @@ from fedp3 import methods
 from fedp3.config.over_rounds import wrong_over_rounds
 from fedp3.config.schema import Config
 from fedp3.config.toml import toml_value
-from fedp3.data.catalogue import TEXT
+from fedp3.data.catalogue import OF_FILES
 from fedp3.data.partition import ROLES
 from fedp3.devices.round_ends import ROUND_ENDS
 from fedp3.messages.versions import is_coded
 from fedp3.methods import METHODS
 from fedp3.models.adapters import ADAPTER_RULES, NONE
+from fedp3.models.hf import HF
 from fedp3.planning.layer_sets import AUTO
 from fedp3.planning.prune_settings import SELECTORS
 from fedp3.planning.schedules import SCHEDULES
@@ -124,16 +125,23 @@ def _wrong_sizes(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
 
 
 def _wrong_data(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
-    """Settings of texts for another data set, and a text without a file."""
-    if c.data.name == TEXT:
-        return [] if c.data.path else ["[data] path: name = 'text' needs a file; set path"]
+    """Settings of files for another data set or network, and a file or folder that is missing."""
+    reasons = []
+    read = OF_FILES.get(c.data.name, frozenset())
+    if read and not c.data.path:
+        reasons.append(f"[data] path: name = {c.data.name!r} needs a file; set path")
+    if c.model.name == HF and not c.model.path:
+        reasons.append("[model] path: name = 'hf' needs a folder; set path")
     usual = type(c.data)()
-    unused = sorted(key for section, key in given if section == "data" and key != "name")
-    return [
-        f"[data] {key}: only read with name = 'text'"
-        for key in unused
-        if getattr(c.data, key) != getattr(usual, key)
-    ]
+    for section, key in sorted(given):
+        if section != "data" or key in ("name", *read):
+            continue
+        if getattr(c.data, key) != getattr(usual, key):
+            readers = [repr(name) for name, keys in OF_FILES.items() if key in keys]
+            reasons.append(f"[data] {key}: only read with name = {' or '.join(readers)}")
+    if c.model.path and c.model.name != HF:
+        reasons.append("[model] path: only read with name = 'hf'")
+    return reasons
 
 
 def _wrong_steps(c: Config) -> list[str]:
@@ -143,6 +151,10 @@ def _wrong_steps(c: Config) -> list[str]:
     reasons = {
         f"[local] momentum: {local.optimizer!r} has betas in its place; leave it at 0": (
             local.momentum > 0 and local.optimizer != "sgd"
+        ),
+        "[prune] heads: [hooks] scale divides the outputs of pruned layers, and heads have no "
+        "outputs of their own that could be; set one of them to false": (
+            c.prune.heads and c.hooks.scale
         ),
         "[local] optimizer_state: 'client' remembers numbers for weights, and a selector of units "
         "leaves a client other weights in every round; set 'round', or [prune] physical to false": (

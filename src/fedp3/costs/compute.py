@@ -22,6 +22,7 @@ from fedp3.costs.traffic import VALUE, block_share, unit_counts
 from fedp3.data.inputs import Batch, call, map_tensors, tensors_of
 from fedp3.models import shrinking
 from fedp3.models.frozen import copy_network, frozen_tensors
+from fedp3.models.skipping import blocks_left_out, left_out
 from fedp3.planning.prune_settings import PruneSettings
 
 # The meta device computes nothing; a network whose control flow depends on values needs the CPU.
@@ -114,7 +115,8 @@ def _flops_by_weight(net: nn.Module, counter: FlopCounterMode) -> dict[str, int]
     for path, count in with_submodules.items():
         if path:
             by_module[counted_module(path.rpartition(".")[0])] -= count
-    tensors = {**dict(net.named_parameters()), **frozen_tensors(net)}
+    # A tensor that is used in two places (tied weights) has the FLOPs of each under its name there.
+    tensors = {**dict(net.named_parameters(remove_duplicate=False)), **frozen_tensors(net)}
     weights = {n: w.numel() for n, w in tensors.items() if w.dim() >= 2}
     modules = {n: counted_module(n.rpartition(".")[0]) for n in weights}
     total = dict.fromkeys(weights, 0.0)
@@ -168,6 +170,9 @@ def flops(
                 passes += 1
             total += profile.forward[n] * block_share(n, units, layers) * passes
         trained_before = trained_before or p.train
+    for alias, n in layers.aliases.items():  # second uses, which come after all blocks
+        trains = any(p.train and n in layers.layers[l] for l, p in plan.layers.items())
+        total += profile.forward.get(alias, 0) * (1 + trains + trained_before)
     return round(total)
 
 
@@ -271,11 +276,20 @@ def step_bytes(
         profile = replace(profile, net=shrinking.shrink_net(profile.net, layers, units))
         layers = shrinking.shrink_map(layers, units)
     trained = prepare(profile.net, plan, layers)
-    memory = _both_passes(profile, trained, math.ceil(batch / plan.split))
-    sizes = {n: math.prod(shape) for n, shape in layers.shapes.items()}
-    learned = sum(sizes[n] for n in trained)
-    stored = sum(sizes.values())
-    stored += sum(math.prod(w.shape) for w in layers.frozen.values() if not w.tied)
+    with left_out(profile.net, blocks_left_out(plan, layers)):
+        memory = _both_passes(profile, trained, math.ceil(batch / plan.split))
+    # A device does not hold the blocks that it leaves out.
+    absent = {l for block in blocks_left_out(plan, layers) for l in layers.residual[block]}
+    sizes = {
+        n: math.prod(layers.shapes[n])
+        for l, names in layers.layers.items()
+        if l not in absent
+        for n in names
+    }
+    stored, learned = sum(sizes.values()), sum(sizes[n] for n in trained)
+    stored += sum(
+        math.prod(w.shape) for w in layers.frozen.values() if not w.tied and w.layer not in absent
+    )
     update, touched = learned, 3 * learned  # the step reads W and the gradient, and writes W
     if slots:
         stored += slots * learned

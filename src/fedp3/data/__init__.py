@@ -6,7 +6,9 @@ The paper pools the published train and test parts and splits every client's sam
     dataset.py         Dataset and its batches
     inputs.py          the inputs of a network: a tensor, a tuple or a dict of tensors
     user_data.py       data sets from a user's tensors or data sets, or from one for each client
-    text.py            a text file as sequences of characters, by speaker
+    text.py            a text file as sequences of characters or tokens, by speaker
+    tsv.py             a file of texts with labels
+    tokens.py          from texts to tokens, by a tokenizer file
     sources.py         the published data sets: files, shapes, addresses, checksums, normalisation
     catalogue.py       where the files are on this machine: find, load, inventory
     download.py        get: download, verify, unpack, and only then move into place

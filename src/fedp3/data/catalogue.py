@@ -29,6 +29,8 @@ from fedp3.data.formats import Part, present
 from fedp3.data.inputs import only_tensor, tensors_of
 from fedp3.data.sources import SOURCES, Source
 from fedp3.data.text import read_text
+from fedp3.data.tokens import read_tokenizer
+from fedp3.data.tsv import read_tsv
 
 
 @plain_dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,31 +61,56 @@ class Row:
 
 Load = Callable[[Path | None], Dataset]  # data folder, or None for the usual ones -> data set
 DATASETS: Registry[Load] = Registry("data set")
-TEXT = "text"  # the name of the data set that is read from the file `path`
+# The names of data sets that are read from the file `path`: a text to continue, texts with labels.
+TEXT, TSV = "text", "tsv"
+CHARACTERS = "characters"  # the tokenizer of a text that has none
+# Which settings are read with which of these names.
+OF_FILES = {
+    TEXT: frozenset({"path", "length", "stride", "tokenizer"}),
+    TSV: frozenset({"path", "length", "tokenizer", "test_path", "labels"}),
+}
 
 
 @dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
 class DataSettings:
     """The data set."""
 
-    name: Annotated[str, NameIn(DATASETS, also=(OWN, TEXT))] = Field(
+    name: Annotated[str, NameIn(DATASETS, also=(OWN, *OF_FILES))] = Field(
         default="digits",
         description="the data set; digits comes with scikit-learn, others with `fedp3 data get`; "
-        "text: the text file of path",
+        "text: the text file of path; tsv: the texts with labels of path",
     )
     path: str = Field(
         default="",
-        description="with name = 'text': a text file, below the data folder if one is named; its "
-        "characters are the tokens",
+        description="with name = 'text': a text file; with 'tsv': a file of lines "
+        "text<TAB>label; below the data folder if one is named",
+    )
+    test_path: str = Field(
+        default="",
+        description="with name = 'tsv': a second file, on whose lines clients only test; else each "
+        "client tests on a share of its own lines",
+    )
+    labels: tuple[str, ...] = Field(
+        default=(),
+        description="with name = 'tsv': all labels, in the order of their numbers; [] means those "
+        "of the files",
     )
     length: int = Field(
-        default=64, ge=1, description="with name = 'text': characters that a network reads at once"
+        default=64,
+        ge=1,
+        description="with name = 'text' or 'tsv': characters or tokens that a network reads at "
+        "once",
     )
     stride: int = Field(
         default=0,
         ge=0,
-        description="with name = 'text': how many characters further the next record begins; 0 "
-        "means that records do not overlap, which LDP needs",
+        description="with name = 'text': how many characters or tokens further the next record "
+        "begins; 0 means that records do not overlap, which LDP needs",
+    )
+    tokenizer: str = Field(
+        default="",
+        description="with name = 'text' or 'tsv': a tokenizer.json, or characters; if empty, that "
+        "of the folder model.path, and characters for networks without one",
     )
 
 
@@ -103,21 +130,35 @@ def load(name: str, data_dir: Path | None = None, pad_to: int | None = None) -> 
     return replace(data, x=_padded(images, pad_to, name), raw=images)
 
 
-def load_as(settings: DataSettings, data_dir: Path | None, pad_to: int | None = None) -> Dataset:
+def load_as(
+    settings: DataSettings,
+    data_dir: Path | None,
+    pad_to: int | None = None,
+    tokenizer: Path | None = None,
+) -> Dataset:
     """Load the data set that a config names.
 
     Args:
-        settings: its name, and how a text is read.
-        data_dir: the data folder to search first; a relative path of a text is below it.
+        settings: its name, and how a file is read.
+        data_dir: the data folder to search first; relative paths of files are below it.
         pad_to: the side length to which raw images are padded with zeros.
+        tokenizer: the tokenizer of the network, if it was trained with one.
     """
-    if settings.name != TEXT:
+    if settings.name not in OF_FILES:
         return load(settings.name, data_dir, pad_to)
     if not settings.path:
-        raise DataError("[data] name: 'text' needs a file; set [data] path")
-    path = Path(settings.path).expanduser()
-    # An absolute path stays as it is.
-    return read_text((data_dir or Path()) / path, settings.length, settings.stride)
+        raise DataError(f"[data] name: {settings.name!r} needs a file; set [data] path")
+    below = data_dir or Path()  # an absolute path stays as it is
+    path, length = below / Path(settings.path).expanduser(), settings.length
+    if settings.tokenizer and settings.tokenizer != CHARACTERS:
+        tokenizer = Path(settings.tokenizer).expanduser()
+    tokens = read_tokenizer(tokenizer) if tokenizer and settings.tokenizer != CHARACTERS else None
+    if settings.name == TEXT:
+        return read_text(path, length, settings.stride, tokens)
+    if tokens is None:
+        raise DataError("[data] tokenizer: name = 'tsv' needs a tokenizer.json; name one")
+    test_path = below / Path(settings.test_path).expanduser() if settings.test_path else None
+    return read_tsv(path, length, tokens, test_path, settings.labels)
 
 
 def _load_published(name: str, data_dir: Path | None) -> Dataset:

@@ -43,6 +43,9 @@ class Dataset:
         objective: the name of the objective that fits the targets; empty if only its user knows.
         roles: the number of the speaker, author or device of each sample (N,), if that is known.
         overlapping: whether samples share parts of one text, as windows over it do.
+        class_names: what each label stands for, in order; empty if only its number is known.
+        vocabulary: the number of different tokens of samples; 0 if they are no tokens.
+        tests: how many samples at the end are for tests only; 0 if each client splits its own.
     """
 
     name: str
@@ -59,6 +62,9 @@ class Dataset:
     objective: str = "classification"
     roles: Tensor | None = None
     overlapping: bool = False
+    class_names: tuple[str, ...] = ()
+    vocabulary: int = 0
+    tests: int = 0
 
     def __post_init__(self) -> None:
         problem = self._problem()

@@ -27,7 +27,7 @@ from fedp3.core.types import ClientPlan, Layer
 from fedp3.costs.compute import ComputeProfile, measure_on
 from fedp3.costs.table import ClientCost, client_costs
 from fedp3.data import Dataset, first_record
-from fedp3.data.inputs import only_tensor
+from fedp3.data.inputs import only_tensor, tensors_of
 from fedp3.data.partition import BY_LABELS, ROLES, by_roles, histogram, partition, split
 from fedp3.data.partition_file import read_partition
 from fedp3.data.shards import Shard
@@ -156,10 +156,20 @@ def load_parts(config: Config, data_dir: Path | None = None) -> tuple[nn.Module,
             "this config is of a run by fedp3.run, whose model and data are not in it: call "
             "fedp3.run again in your program, with the same out=FOLDER and resume=True to continue"
         )
-    data = datasets.load_as(config.data, data_dir, MODELS.pick(config.model.name).image_side)
-    tail = coded_tail(config.hooks.code, config.model)
-    x = only_tensor(data.x, f"the network {config.model.name!r}")
-    spec = ModelSpec(tuple(x.shape[1:]), data.outputs, config.model, tail)
+    architecture = MODELS.pick(config.model.name)
+    tokenizer = architecture.tokenizer(config.model) if architecture.tokenizer else None
+    data = datasets.load_as(config.data, data_dir, architecture.image_side, tokenizer)
+    x = tensors_of(data.x)[0]
+    if not architecture.several_inputs:
+        x = only_tensor(data.x, f"the network {config.model.name!r}")
+    spec = ModelSpec(
+        shape=tuple(x.shape[1:]),
+        classes=data.outputs,
+        settings=config.model,
+        tail=coded_tail(config.hooks.code, config.model),
+        labelled=data.labelled,
+        vocabulary=data.vocabulary,
+    )
     return build(spec, config.run.seed), data
 
 
@@ -287,7 +297,12 @@ def _run_spec(
     config: Config, net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = None
 ) -> RunSpec:
     return RunSpec(
-        layers=layer_map(net, layers),
+        layers=layer_map(
+            net,
+            layers,
+            sublayers=config.model.layers == "sublayers",
+            heads=config.prune.heads,
+        ),
         pruning=config.prune,
         compression=config.upload,
         download=config.download,
@@ -402,37 +417,54 @@ def _with_client_privacy(experiment: Experiment) -> Experiment:
 
 
 def _shards(config: Config, data: Dataset) -> dict[int, Shard]:
-    p, seed = config.partition, config.run.seed
+    if not data.tests:
+        return split_parts(_parts(config, data, slice(None)), config)
+    if config.partition.file:
+        raise InputError(
+            "[partition] file: it names the samples of each client, of which the data set's own "
+            "test file ([data] test_path) is no part; leave one of them out"
+        )
+    begin = len(data.y) - data.tests
+    train = _parts(config, data, slice(begin))
+    equal = replace(config, partition=replace(config.partition, sizes="equal"))
+    tests = [begin + part for part in _parts(equal, data, slice(begin, None))]
+    return {
+        i: Shard(torch.from_numpy(own), torch.from_numpy(other))
+        for i, (own, other) in enumerate(zip(train, tests, strict=True))
+    }
+
+
+def _parts(config: Config, data: Dataset, some: slice) -> Sequence[np.ndarray]:
+    """Which of some samples each client has."""
+    p, seed, y = config.partition, config.run.seed, data.y[some]
     if p.file:
-        parts = read_partition(Path(p.file), len(data.y))
+        parts = read_partition(Path(p.file), len(y))
         if len(parts) != p.clients:
             raise InputError(
                 f"{p.file} has {len(parts)} clients, but [partition] clients is {p.clients}"
             )
-    elif p.kind == ROLES:
+        return parts
+    if p.kind == ROLES:
         if data.roles is None:
             raise InputError(
                 f"[partition] kind: data set {data.name!r} has no roles; in a text, a speaker's "
                 "name stands on a line of its own and ends with a colon; use 'iid'"
             )
-        parts = by_roles(data.roles.numpy(), p.clients)
-    else:
-        if not data.labelled and p.kind in BY_LABELS:
-            raise InputError(
-                f"[partition] kind: {p.kind!r} divides samples by their labels, and data set "
-                f"{data.name!r} has none; use 'iid'"
-                + ("" if data.roles is None else f" or {ROLES!r}")
-            )
-        parts = partition(
-            p.kind,
-            data.y.numpy() if data.labelled else np.zeros(len(data.y), np.int64),
-            p.clients,
-            seed=seed,
-            classes=p.classes,
-            alpha=p.alpha,
-            sizes=p.sizes,
+        return by_roles(data.roles[some].numpy(), p.clients)
+    if not data.labelled and p.kind in BY_LABELS:
+        raise InputError(
+            f"[partition] kind: {p.kind!r} divides samples by their labels, and data set "
+            f"{data.name!r} has none; use 'iid'" + ("" if data.roles is None else f" or {ROLES!r}")
         )
-    return split_parts(parts, config)
+    return partition(
+        p.kind,
+        y.numpy() if data.labelled else np.zeros(len(y), np.int64),
+        p.clients,
+        seed=seed,
+        classes=p.classes,
+        alpha=p.alpha,
+        sizes=p.sizes,
+    )
 
 
 def split_parts(parts: Sequence[np.ndarray], config: Config) -> dict[int, Shard]:

@@ -14,6 +14,7 @@ from fedp3.core.hashing import model_sha256, sha256_of
 from fedp3.data.inputs import tensors_of
 from fedp3.experiment.assemble import Experiment, published_at_start
 from fedp3.models.frozen import frozen_sha256
+from fedp3.models.hf import files_of
 
 KEYED = ("machine", "data", "clients")
 INITIAL = "initial.safetensors"  # W_0 of a network that was passed in, not built from the config
@@ -39,6 +40,11 @@ def fingerprint(experiment: Experiment) -> dict[str, str]:
     }
     if layers.frozen:
         about["frozen part"] = frozen_sha256(experiment.client.net)
+    files = files_of(experiment.client.net)
+    if files:
+        about["model files"] = sha256_of(repr(sorted(files.items())).encode())
+    if data.class_names:
+        about["class names"] = sha256_of(repr(data.class_names).encode())
     if not any(len(s.train) or len(s.test) for s in experiment.shards.values()):
         return about  # the samples are on the nodes; the server has one example
     key = _machine_key()

@@ -15,6 +15,7 @@ from torch.nn.parameter import is_lazy
 
 from fedp3.core.errors import InputError
 from fedp3.core.types import FrozenTensor, Layer, LayerMap
+from fedp3.models.block_kinds import kind_of, known_units
 from fedp3.models.buffers import record_initial_values
 from fedp3.models.frozen import COUNTER, frozen_tensors, own_weights
 from fedp3.models.lora import LoRALinear, lora_modules, rank_units
@@ -22,32 +23,54 @@ from fedp3.models.transformer_blocks import block_layers, find_blocks
 from fedp3.models.unit_tracing import LAYER_NORMS, ROOT, Trace, trace_units
 
 
-def layer_map(net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = None) -> LayerMap:
+def layer_map(
+    net: nn.Module,
+    layers: Mapping[Layer, Sequence[str]] | None = None,
+    *,
+    sublayers: bool = False,
+    heads: bool = False,
+) -> LayerMap:
     """Group the tensors of any network into ordered layers.
 
     Args:
         net: the network; the initial values of its non-persistent buffers are recorded in it.
         layers: the names of the tensors of each layer, instead of the layers that tracing finds.
+        sublayers: attention and MLP of a transformer's block are two layers.
+        heads: attention heads are units, which structured selectors prune.
     """
-    tensors, buffers = _tensors(net)
+    tensors, buffers, aliases = _tensors(net)
     frozen = frozen_tensors(net)
     record_initial_values(net)
     trace, note = trace_units(net)
+    _fix_tied(trace, aliases)
     _fix_frozen(trace, frozen)
+    blocks = _blocks(net)
     everything = tensors
     if frozen:
         everything = {n: w for n, w in _in_order(net) if n in tensors or n in frozen}
-    found = _found(net, everything, trace) if layers is None else _check_layers(layers, everything)
+    if layers is not None:
+        found = _check_layers(layers, everything, aliases)
+    else:
+        found = _found(net, everything, trace, sublayers=sublayers)
     named = _without(found, frozen)
+    axes, units = dict(trace.axes), dict(trace.groups)
+    for path, block in blocks.items():
+        if any(n.startswith(f"{path}.") for n in frozen):
+            continue  # what is frozen is not cut
+        known = known_units(path, block, heads=heads)
+        if known.groups and all(n in tensors for n in known.axes):
+            axes |= known.axes
+            units |= known.groups
+            note = ""
     layer_of = {name: l for l, names in named.items() for name in names}
     groups = {
         g: replace(group, layer=layer_of[f"{g}.weight"])
-        for g, group in trace.groups.items()
+        for g, group in units.items()
         if f"{g}.weight" in layer_of and not _in_adapter(net, g)
     }
     axes = {
         name: tuple(axis if axis and axis.group in groups else None for axis in of_tensor)
-        for name, of_tensor in trace.axes.items()
+        for name, of_tensor in axes.items()
         if name in tensors
     }
     rank_groups, rank_axes = rank_units(net, layer_of)
@@ -63,6 +86,8 @@ def layer_map(net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = Non
         buffers=buffers,
         note=note,
         chain=trace.chain,
+        aliases=aliases,
+        residual=_residual(blocks, named),
         frozen=_places(found, frozen),
     )
 
@@ -76,17 +101,29 @@ def found_layers(net: nn.Module) -> dict[Layer, tuple[str, ...]]:
 # --------------------------------------------------------------------------- tensors and layers
 
 
-def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], frozenset[str]]:
-    """Every tensor of the network that is exchanged, and which of them are buffers."""
+def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], frozenset[str], dict[str, str]]:
+    """Every tensor of the network that is exchanged, which are buffers, and second names.
+
+    A parameter that is used in two places (tied weights) is one tensor, under the name of the place
+    that is registered first.  So an embedding that is also the head belongs to the embedding.
+    """
     parameters = dict(net.named_parameters())
-    tensors = {name: w for name, w in net.state_dict().items() if not name.endswith(COUNTER)}
+    first = {id(w): name for name, w in parameters.items()}
+    everywhere = net.named_parameters(remove_duplicate=False)
+    aliases = {name: first[id(w)] for name, w in everywhere if name not in parameters}
+    tensors = {
+        name: w
+        for name, w in net.state_dict().items()
+        if not name.endswith(COUNTER) and name not in aliases
+    }
     _refuse(
         [name for name, w in parameters.items() if is_lazy(w)],
         "have no shape yet; run one batch through the network",
     )
     _refuse(
         _tied(net, tensors),
-        "share storage with others of the network; untie them, or wrap the network",
+        "share storage with others of the network and are not the same parameter; assign one "
+        "nn.Parameter to both places, or untie them",
     )
     _refuse(
         [name for name, w in tensors.items() if w.dtype != torch.float32],
@@ -100,7 +137,7 @@ def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], frozenset[str]]:
     )
     if not parameters:
         raise InputError("the network has no parameters to train")
-    return tensors, frozenset(name for name in tensors if name not in parameters)
+    return tensors, frozenset(name for name in tensors if name not in parameters), aliases
 
 
 def _in_order(net: nn.Module) -> Iterator[tuple[str, Tensor]]:
@@ -176,10 +213,41 @@ def _tied(net: nn.Module, tensors: Mapping[str, Tensor]) -> list[str]:
     return sorted(tied)
 
 
+def _fix_tied(trace: Trace, aliases: Mapping[str, str]) -> None:
+    """Fix the units around a tensor that is used in two places, which would need two masks."""
+    for pair in aliases.items():
+        for name in pair:
+            for axis in trace.axes.get(name, ()):
+                if axis is not None:
+                    trace.fix_group(axis.group, f"{pair[1]} is used in two places")
+
+
+def _residual(
+    blocks: Mapping[str, nn.Module], named: Mapping[Layer, Sequence[str]]
+) -> dict[str, tuple[Layer, ...]]:
+    """The blocks of known kinds, all of which are residual, with their layers.
+
+    A block is among them if layers do not extend beyond it.
+    """
+    residual = {}
+    for path, block in blocks.items():
+        inside = tuple(
+            l for l, names in named.items() if any(n.startswith(f"{path}.") for n in names)
+        )
+        entirely = all(n.startswith(f"{path}.") for l in inside for n in named[l])
+        if kind_of(block) is not None and inside and entirely:
+            residual[path] = inside
+    return residual
+
+
 def _check_layers(
-    layers: Mapping[Layer, Sequence[str]], tensors: Mapping[str, Tensor]
+    layers: Mapping[Layer, Sequence[str]],
+    tensors: Mapping[str, Tensor],
+    aliases: Mapping[str, str],
 ) -> dict[Layer, tuple[str, ...]]:
     """The user's layers, if they name every tensor exactly once."""
+    # A second name may be left out or named, in the layer of the first or elsewhere.
+    layers = {l: [n for n in names if n not in aliases] for l, names in layers.items()}
     given = [name for names in layers.values() for name in names]
     problems = {
         "missing": set(tensors) - set(given),
@@ -203,12 +271,18 @@ def _layer_norm_parameters(net: nn.Module) -> set[str]:
     return names
 
 
+def _blocks(net: nn.Module) -> dict[str, nn.Module]:
+    return {path: net.get_submodule(path) for path in find_blocks(net)}
+
+
 def _found(
-    net: nn.Module, tensors: Mapping[str, Tensor], trace: Trace
+    net: nn.Module, tensors: Mapping[str, Tensor], trace: Trace, *, sublayers: bool = False
 ) -> dict[Layer, tuple[str, ...]]:
     """The layers of a network: blocks of a transformer, otherwise as traced."""
-    blocks = find_blocks(net)
-    return block_layers(tensors, blocks) if blocks else _group(net, tensors, trace)
+    blocks = _blocks(net)
+    if blocks:
+        return block_layers(tensors, blocks, sublayers=sublayers)
+    return _group(net, tensors, trace)
 
 
 def _in_adapter(net: nn.Module, path: str) -> bool:

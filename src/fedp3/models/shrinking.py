@@ -18,8 +18,10 @@ from torch import Tensor, nn
 
 from fedp3.core import masks as M
 from fedp3.core.types import Group, LayerMap, Params
+from fedp3.models.block_kinds import RESIZE_BY_NAME, full_name
 from fedp3.models.buffers import initial_values
 from fedp3.models.frozen import copy_network, frozen_tensors
+from fedp3.models.skipping import skipped_blocks
 
 Units = Mapping[Group, Tensor]  # the indices of retained units
 # Smaller networks that are cached per network: a fleet has few shapes, but ordered dropout draws
@@ -34,7 +36,7 @@ def shrink_map(layers: LayerMap, counts: Mapping[Group, int]) -> LayerMap:
         sides = list(shape)
         for side, axis in enumerate(layers.axes.get(name, ())):
             if axis is not None and axis.group in counts:
-                sides[side] = counts[axis.group] * axis.repeat
+                sides[side] = counts[axis.group] * axis.repeat * axis.parts
         return tuple(sides)
 
     shapes = {name: shrink(name, shape) for name, shape in layers.shapes.items()}
@@ -92,7 +94,11 @@ def shrink_net(net: nn.Module, layers: LayerMap, counts: Mapping[Group, int]) ->
         parameters = _resize_tensors(module._parameters, nn.Parameter, path, shapes)
         buffers = _resize_tensors(module._buffers, lambda w: w, path, shapes)
         if parameters or buffers:
-            RESIZE[type(module)](module)
+            resize = RESIZE.get(type(module)) or RESIZE_BY_NAME[full_name(module)]
+            resize(module)
+    for module in small.modules():  # some repeat the shapes of their children
+        if full_name(module) in RESIZE_BY_NAME:
+            RESIZE_BY_NAME[full_name(module)](module)
     return small
 
 
@@ -122,14 +128,14 @@ def _memory_format(w: Tensor) -> torch.memory_format:
     return torch.channels_last if w.stride() == last.stride() else torch.contiguous_format
 
 
-_Nets = OrderedDict[tuple[tuple[Group, int], ...], nn.Module]
+_Nets = OrderedDict[tuple[object, ...], nn.Module]
 _nets: "WeakKeyDictionary[nn.Module, _Nets]" = WeakKeyDictionary()
 
 
 def small_net(net: nn.Module, layers: LayerMap, counts: Mapping[Group, int]) -> nn.Module:
     """Return `shrink_net` from a cache: building a network takes longer than a small step."""
     cached = _nets.setdefault(net, OrderedDict())
-    key = tuple(sorted(counts.items()))
+    key = (*sorted(counts.items()), *skipped_blocks(net))
     if key not in cached:
         cached[key] = shrink_net(net, layers, counts)
         while len(cached) > CACHE_SIZE:

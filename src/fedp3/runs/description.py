@@ -22,6 +22,7 @@ from fedp3.devices.window_draws import possible_trainers
 from fedp3.experiment.assemble import Experiment
 from fedp3.experiment.fingerprint import fingerprint
 from fedp3.experiment.stretches import stretches
+from fedp3.models.hf import files_of
 from fedp3.planning.coverage import coverage
 from fedp3.planning.layer_sets import AUTO
 from fedp3.privacy import disclosure
@@ -58,6 +59,11 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "command": " ".join(["fedp3", *sys.argv[1:]]),
         "warnings": warnings_of(experiment),
     }
+    if experiment.client.data.class_names:
+        about["class_names"] = list(experiment.client.data.class_names)
+    files = files_of(experiment.client.net)
+    if files:
+        about["model_files"] = files
     if server.plan.turn(server.layers) > 1:
         about["schedule"] = [asdict(stretch) for stretch in stretches(experiment)]
     if server.fleet is not None:

@@ -25,6 +25,7 @@ from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.experiment.fingerprint import check_fingerprint
 from fedp3.models.frozen import thaw
 from fedp3.models.lora import merge
+from fedp3.models.skipping import blocks_left_out, without_blocks
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint
 from fedp3.runs.existing import SEEDS, reopen
 from fedp3.server.context import ServerState
@@ -176,7 +177,8 @@ def _client_network(run: Trained, client: int, *, trained: bool) -> nn.Module:
     job = Job(shard, task, run.clients.get(client, {}).get(task.state_from))
     with one_thread():  # as engines compute clients
         net, _ = local_network(context, job)
-    copy = _finished(deepcopy(net))
+    skipped = blocks_left_out(task.plan, context.layers)
+    copy = without_blocks(_finished(deepcopy(net)), skipped)
     context.net.requires_grad_()
     hooks, groups = context.hooks, context.layers.groups
     if hooks.forward is not None:
