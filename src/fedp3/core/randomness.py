@@ -67,9 +67,13 @@ class Stream(IntEnum):
     RECYCLE = 20
     # (round): random rounding of the changes that the server publishes
     PUBLISH = 21
+    # (adapter): the matrix A of an adapter
+    ADAPTER = 22
+    # (): the tokens of a text that a language model writes
+    SAMPLE_TEXT = 23
     # (round, client, step, sample): what a data set draws while it reads a sample of a step
     # (sample): while it reads a sample for a score
-    ROW = 22
+    ROW = 24
 
 
 # The Mersenne Twister's words in the state of torch's CPU generator: their offset and number.

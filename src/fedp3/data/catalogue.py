@@ -29,7 +29,7 @@ from fedp3.data.formats import Part, present
 from fedp3.data.inputs import only_tensor, tensors_of
 from fedp3.data.sources import SOURCES, Source
 from fedp3.data.text import read_text
-from fedp3.data.tokens import Tokenizer, read_tokenizer
+from fedp3.data.tokens import read_tokenizer
 from fedp3.data.tsv import read_tsv
 
 
@@ -177,7 +177,8 @@ def load_as(
         return load(settings.name, data_dir, pad_to, settings.test)
     if not settings.path:
         raise DataError(f"[data] name: {settings.name!r} needs a file; set [data] path")
-    tokens = _tokenizer(settings, tokenizer)
+    tokenizer = tokenizer_path(settings, tokenizer)
+    tokens = None if tokenizer is None else read_tokenizer(tokenizer)
 
     def below(path: str) -> Path:
         # An absolute path stays as it is.
@@ -196,12 +197,16 @@ def load_as(
     return replace(read(path), test=None if test_path is None else read(test_path))
 
 
-def _tokenizer(settings: DataSettings, of_network: Path | None) -> Tokenizer | None:
-    """The tokenizer that a config names, or else that of its network; None for characters."""
+def tokenizer_path(settings: DataSettings, of_network: Path | None) -> Path | None:
+    """The tokenizer file of texts; None if they are characters.
+
+    Args:
+        settings: where a user may name one.
+        of_network: the one that the network was trained with.
+    """
     if settings.tokenizer == CHARACTERS:
         return None
-    path = Path(settings.tokenizer).expanduser() if settings.tokenizer else of_network
-    return None if path is None else read_tokenizer(path)
+    return Path(settings.tokenizer).expanduser() if settings.tokenizer else of_network
 
 
 def _load_published(name: str, data_dir: Path | None) -> Dataset:

@@ -97,9 +97,8 @@ def _dataset(part: Any, net: nn.Module, *, labelled: bool) -> Dataset:
     """A data set of all samples in what the user loaded."""
     if part is None:
         raise DataError(f"load_data returned None, want {WANTED}")
-    if isinstance(part, DataLoader):
-        part = part.dataset
-    data, parts = gather(part, labelled=labelled)
+    gathered = gather(part, labelled=labelled)
+    data, parts = gathered.data, gathered.parts
     if parts is not None:
         raise DataError(f"load_data returned a list of {len(parts)} data sets, want {WANTED}")
     return replace(data, x=_as_argument(data.x, net))

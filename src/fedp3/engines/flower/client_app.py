@@ -50,6 +50,7 @@ from fedp3.experiment.assemble import (
 )
 from fedp3.messages.codec import Copy, FindCopy, decode_task, encode_update, room_for
 from fedp3.messages.copies import copy_in, copy_tensors, initial_copy, with_copy
+from fedp3.models.frozen import frozen_sha256
 from fedp3.node.account import noisy_scores
 from fedp3.node.admission import admit, check_config, check_message, shard_of
 from fedp3.node.context import NodeContext
@@ -303,6 +304,7 @@ def _introduce(
             clients=holding.config.partition.clients,
             sample=sample_spec(holding.context.data),
             simulated=state_in_message,
+            frozen=frozen_sha256(holding.context.net),
         )
     )
 

@@ -60,6 +60,8 @@ class Asking(Protocol):
     @property
     def digest(self) -> str: ...
     @property
+    def frozen(self) -> str: ...
+    @property
     def rest(self) -> Callable[[], None]: ...
     @property
     def settings(self) -> str: ...
@@ -76,12 +78,14 @@ class Introduction:
         action: see `Wire`.
         rest: see `Wire`.
         digest: of the config; empty accepts every node.
+        frozen: see `Wire`; not compared without a digest.
     """
 
     settings: str
     action: str
     rest: Callable[[], None]
     digest: str = ""
+    frozen: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,6 +97,7 @@ class Wire:
         digest: of the config; a node with another one gets no tasks.
         settings: the settings of the run as JSON, for nodes that have no config of their own.
         action: which functions of a ClientApp answer; empty means its default ones.
+        frozen: of the frozen part of the network, empty if there is none; likewise.
         run: names the run on the nodes' disks.
         mechanism: what the privacy settings resolve to, the same for all nodes; None without LDP.
         permit: the permission of a run owner, for nodes whose policy needs one.
@@ -111,6 +116,7 @@ class Wire:
     room: int = EXTRA_LIMIT
     settings: str = ""
     action: str = ""
+    frozen: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +148,7 @@ class Roster:
         while online & set(self.queries.values()):
             for reply in grid.pull_messages(list(self.queries)):
                 n = self.queries.pop(reply.metadata.reply_to_message_id)
-                self._meet(n, reply, wire.digest)
+                self._meet(n, reply, wire)
             if end < time.monotonic():
                 return
             wire.rest()
@@ -157,15 +163,13 @@ class Roster:
                 return missing
             wire.rest()
 
-    def _meet(self, n: int, reply: Message, digest: str) -> None:
+    def _meet(self, n: int, reply: Message, wire: Asking) -> None:
         """Read a node's answer to a query."""
-        if (
-            reply.has_error()
-        ):  # its process failed, or it left: if it is online, it is queried again
+        if reply.has_error():  # its process failed or it left; a node online is queried again
             log(WARNING, "node %d did not answer a query: %s", n, clean(reply.error.reason))
             return
         try:
-            identity = _identity(reply, digest)
+            identity = _identity(reply, wire)
         except CodecError as error:
             self.refused[n] = str(error)
             log(WARNING, "node %d gets no tasks: %s", n, error)
@@ -177,13 +181,19 @@ class Roster:
         self.met[n] = identity
 
 
-def _identity(reply: Message, digest: str) -> Identity:
+def _identity(reply: Message, wire: Asking) -> Identity:
     reason = failure_in(reply.content)
     if reason is not None:
         raise CodecError(reason)
     identity = identity_of(reply.content)
-    if digest and identity.digest != digest:
+    if not wire.digest:
+        return identity
+    if identity.digest != wire.digest:
         raise CodecError("it was set up with another config")
+    if identity.frozen != wire.frozen:
+        raise CodecError(
+            "the frozen part of its network has other values; give it the same pretrained model"
+        )
     return identity
 
 

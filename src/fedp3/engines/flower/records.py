@@ -5,7 +5,7 @@ A frame is sent as one Array of raw bytes, which Flower splits into chunks and n
 
     task     "fedp3" {frame}   "about" {run, mechanism, permit}  [and "state", in simulation]
     reply    "fedp3" {frame}   or "failure" {code}               [and "state", in simulation]
-    query    answered by "node" {client, clients, examples, capacity, digest, device, sample, ...}
+    query    answered by "node" {client, clients, examples, capacity, digest, device, frozen, ...}
 
 Tasks and queries of the strategy also have "settings" {text}: the settings of the run as JSON.
 """
@@ -50,6 +50,7 @@ class Identity:
     clients: int = 0  # how many clients its run has; 0 if it does not say
     sample: SampleSpec | None = None  # shapes of its samples, where only nodes have data
     simulated: bool = False  # whether it is played by a process of Flower's simulation
+    frozen: str = ""  # the hash of the frozen part of its network; empty if there is none
 
 
 # --------------------------------------------------------------------------- frames
@@ -130,6 +131,7 @@ def identity_record(identity: Identity) -> RecordDict:
             "clients": identity.clients,
             "sample": "" if identity.sample is None else json.dumps(asdict(identity.sample)),
             "simulated": identity.simulated,
+            "frozen": identity.frozen,
         }
     )
     return RecordDict({NODE: record})
@@ -152,12 +154,16 @@ def identity_of(content: RecordDict) -> Identity:
     clients = keys.get("clients", 0)
     if type(clients) is not int or not 0 <= clients < 1 << 31:
         raise CodecError("its number of clients is not a count")
+    device, frozen = _device_of(keys.get("device", "")), keys.get("frozen", "")
+    if not isinstance(frozen, str) or not re.fullmatch("([0-9a-f]{64})?", frozen):
+        raise CodecError("the frozen part of its network has no hash")
     return Identity(
         client=client,
         examples=examples,
         capacity=capacity,
         digest=digest,
-        device=_device_of(keys.get("device", "")),
+        device=device,
+        frozen=frozen,
         clients=clients,
         sample=_sample_of(keys.get("sample", "")),
         simulated=keys.get("simulated") is True,
