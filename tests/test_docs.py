@@ -76,6 +76,23 @@ def test_the_objectives_page_runs_and_lists_every_objective():
     assert rows == {name for name, o in OBJECTIVES.items() if o in SHIPPED}
 
 
+def test_the_page_on_data_of_your_own_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    page = (DOCS / "how-to" / "own-data.md").read_text()
+    assert len(page.split()) <= 450
+    names: dict[str, object] = {}
+    seen = []
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(block, names)
+        seen.append(names.get("result"))
+    texts, loader, clients, central, lazy = seen[1:]
+    assert texts.class_names == ("ash", "birch", "cedar")
+    assert loader.experiment.config.local.batch == 16
+    assert [row["name"] for row in clients.per_client] == ["anna", "bob"]
+    assert 0 <= central.scores["C"] <= 1 and "C" not in lazy.scores
+    assert lazy.experiment.client.data.rows is not None
+
+
 def test_the_command_on_the_objectives_page_trains_on_a_play(tmp_path):
     page = (DOCS / "how-to" / "objectives.md").read_text()
     command = re.search(r"^fedp3 (run my.toml data.name=text .*)$", page, re.M)[1]

@@ -229,8 +229,8 @@ def pool(datasets: Sequence[Dataset]) -> tuple[Dataset, list[Tensor]]:
                 )
     y = torch.cat([d.y for d in datasets])
     parts = torch.split(torch.arange(len(y)), [len(d.y) for d in datasets])
-    common = {"y": y, "classes": max(d.classes for d in datasets), "raw": None, "roles": None}
-    everything = replace(first, **common, **_all(datasets))
+    classes = max(d.classes for d in datasets)
+    everything = replace(first, y=y, classes=classes, raw=None, roles=None, **_all(datasets))
     return everything, list(parts)
 
 
