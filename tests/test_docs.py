@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -78,6 +79,7 @@ def test_the_objectives_page_runs_and_lists_every_objective():
 
 def test_the_page_on_data_of_your_own_runs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fedp3, "run", partial(fedp3.run, run={"rounds": 1}))  # to be quick
     page = (DOCS / "how-to" / "own-data.md").read_text()
     assert len(page.split()) <= 450
     names: dict[str, object] = {}

@@ -175,6 +175,7 @@ COMMANDS = {
     "a folder for a config": (["run", "folder"], "folder is a folder, want a TOML file"),
     "a run for its config": (["run", "good"], "did you mean good/config.toml?"),
     "YAML for TOML": (["run", "yaml.toml"], "yaml.toml is not TOML: Expected '='"),
+    "a text without quotes": (["plan", "bare.toml"], "column 8); texts need quotes"),
     "bytes for TOML": (["plan", "bytes.toml"], "bytes.toml is not TOML"),
     "a file for a folder": (["run", "my.toml", *TINY, "--out", "file"], "cannot write to file"),
     "a folder in a file": (["run", "my.toml", *TINY, "--out", "file/a"], "cannot write to file/a"),
@@ -221,6 +222,7 @@ def test_a_wrong_command_is_answered_and_writes_nothing(
     (tmp_path / "file").write_text("mine")
     (tmp_path / "folder").mkdir()
     (tmp_path / "yaml.toml").write_text("run:\n  rounds: 3\n")
+    (tmp_path / "bare.toml").write_text("[data]\nname = mnist\n")
     (tmp_path / "bytes.toml").write_bytes(b"\xff\xfe\x00")
     (tmp_path / "error.py").write_text("1 / 0")
     (tmp_path / "broken").mkdir()

@@ -146,7 +146,8 @@ def from_torch(
         lazy: read a row when a batch needs it, and not all of them now.  Random transforms are then
             drawn anew for every step, and the data set need not fit into memory.  They may draw
             from the global generators of Python, NumPy and torch, which are seeded for each row; a
-            generator of the data set's own would not repeat.
+            generator of the data set's own would not repeat.  When a run is resumed, only targets
+            and the first row are compared with those that it began with.
     """
     count = length_of(dataset, name)
     if count == 0:
