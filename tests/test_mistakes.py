@@ -396,6 +396,10 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "half precision": (lambda: run(net().half()), "are not float32"),
     "swapped arguments": (lambda: run((X, Y), net()), "is a tuple, want an nn.Module"),
     "an unknown section": (lambda: run(runs={"rounds": 1}), "did you mean 'run'?"),
+    "a number for the section of a loader": (
+        lambda: run(data=DataLoader(TensorDataset(X, Y), batch_size=4), local=5),
+        "local=5: want a dict of settings",
+    ),
     "a number for a section": (lambda: run(run=5), "should be a dictionary"),
     "another library's name": (lambda: run(local={"learning_rate": 1}), "did you mean 'lr'?"),
     "an engine that nobody knows": (lambda: run(engine="gpu"), "unknown engine 'gpu'"),
