@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -74,6 +75,24 @@ def test_the_objectives_page_runs_and_lists_every_objective():
     assert names["result"].score.name == "loss"
     rows = set(re.findall(r"^\| `(\w+)` \| \(N", page, re.M))
     assert rows == {name for name, o in OBJECTIVES.items() if o in SHIPPED}
+
+
+def test_the_page_on_data_of_your_own_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fedp3, "run", partial(fedp3.run, run={"rounds": 1}))  # to be quick
+    page = (DOCS / "how-to" / "own-data.md").read_text()
+    assert len(page.split()) <= 450
+    names: dict[str, object] = {}
+    seen = []
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(block, names)
+        seen.append(names.get("result"))
+    texts, loader, clients, central, lazy = seen[1:]
+    assert texts.class_names == ("ash", "birch", "cedar")
+    assert loader.experiment.config.local.batch == 16
+    assert [row["name"] for row in clients.per_client] == ["anna", "bob"]
+    assert 0 <= central.scores["C"] <= 1 and "C" not in lazy.scores
+    assert lazy.experiment.client.data.rows is not None
 
 
 def test_the_command_on_the_objectives_page_trains_on_a_play(tmp_path):

@@ -231,6 +231,8 @@ CASES: dict[str, Sequence[str]] = {
         *(*TEXT, "local.optimizer=adamw", "local.optimizer_state=client", "local.warmup=2"),
         *("local.step_schedule=cosine", "local.weight_decay=0.01"),
     ),
+    # a test set of no client, scored as C
+    "central": (*TEXT, f"data.test_path={PLAY}", "model.blocks=1"),
     "language-modelling-units": (*TEXT, MIXED, "prune.selector=ordered", "method=fedp3-opu2"),
     "gpt-heads": (*TEXT, MIXED, "prune.selector=rolling", "prune.heads=true"),
     "gpt-skipped": (*TEXT, *SKIP),
@@ -282,8 +284,8 @@ CASES: dict[str, Sequence[str]] = {
     "devices-paced": (*PHONES, "method=fedp3-paced", "plan.period=2", "plan.share=0.3"),
 }
 SEVERAL_WORKERS = (
-    *("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp", "client-level"),
-    *("devices-buffered", "codes-entropy", "fedp3-paced", "language-modelling", "hf-bert-heads"),
+    *("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp", "client-level", "devices-buffered"),
+    *("codes-entropy", "fedp3-paced", "language-modelling", "hf-bert-heads", "central"),
 )
 RESUMED = (
     *("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp"),
@@ -291,13 +293,14 @@ RESUMED = (
     *("recycled-in-turn", "ldp-schedule", "devices-paced", "fedlama", "codes-paced"),
     *("codes-ternary", "codes-entropy", "codes-largest-weights", "codes-windows"),
     *("language-modelling", "adam-kept", "averaged", "hf-bert-heads", "hf-llama-skipped"),
+    *("central"),
 )
 ON_FLOWER = (
     *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),
     *("client-level", "devices", "devices-buffered", "fedp3-paced", "fedluar", "fiarse-threshold"),
     *("codes-ternary", "codes-random", "codes-entropy", "codes-windows", "codes-largest-weights"),
     *("codes-topk", "codes-batch-norm", "codes-paced", "weak-clients", "fedlama"),
-    *("language-modelling", "hf-bert-heads", "hf-llama-skipped", "hf-gpt2-units"),
+    *("language-modelling", "hf-bert-heads", "hf-llama-skipped", "hf-gpt2-units", "central"),
 )
 
 
@@ -328,6 +331,8 @@ def outcome(result: dict[str, Any]) -> dict[str, Any]:
     megabytes = {"mb_up": result["mb_up"], "mb_down": result["mb_down"]}
     more = ("client_epsilon", "virtual_seconds")
     of_some = {k: result[k] for k in more if result[k] is not None}
+    if result["score_central"] is not None:
+        of_some["C"] = result["score_central"]
     return {
         "model_sha256": result["model_sha256"],
         **scores,

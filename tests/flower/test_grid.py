@@ -662,6 +662,27 @@ def test_a_users_network_trains_on_data_that_only_the_nodes_have(tmp_path):
     assert same(trained(None).state.W, outcome.state.W), "with and without a folder"
 
 
+def test_a_server_scores_its_model_on_a_test_set_of_no_node(tmp_path):
+    c = own_config("plan.layers=full", "run.rounds=2")
+    x, y = torch.randn(12, 6) + 2 * torch.eye(3, 6)[torch.arange(12) % 3], torch.arange(12) % 3
+
+    def trained(**more):
+        grid = own_grid(c, tmp_path / "nodes")
+        return run_on_grid(grid, c, own_net(), torch.zeros(6), 3, wait=1, **more)
+
+    outcome = trained(test=(x, y))
+    net = own_net()
+    net.load_state_dict(outcome.state.W)
+    right = (net.eval()(x).argmax(1) == y).float().mean()
+    assert outcome.result["score_central"] == pytest.approx(float(right))
+    assert same(trained().state.W, outcome.state.W)
+    with pytest.raises(InputError, match="pass the test set as test="):
+        run_on_grid(
+            FakeGrid(None, []), own_config("data.name=mnist", "data.test=official"), own_net(),
+            torch.zeros(6), 3,
+        )  # fmt: skip
+
+
 def test_nodes_train_a_regression_on_two_inputs_and_score_it(tmp_path):
     class Sum(nn.Module):
         def __init__(self):
