@@ -9,11 +9,13 @@ from torch import Tensor
 from fedp3.core.errors import ConfigError
 from fedp3.experiment.assemble import Experiment
 from fedp3.models.frozen import frozen_tensors
-from worlds import same
+from fedp3.models.zoo import ModelSettings, ModelSpec, build
+from fedp3.server.rounds import plans_for
+from worlds import CLASSES, same
 
 from . import adapter_references as adapters
 from . import reference as ref
-from .fleet import bench, experiment, trained
+from .fleet import NETS, bench, experiment, trained
 from .test_references import KEEP, KEEPS, close
 
 ROUNDS = 3
@@ -150,3 +152,32 @@ def test_combinations_without_meaning_are_refused(overrides: list[str], text: st
 
     with pytest.raises(ConfigError, match=text):
         config.parse({}, overrides)
+
+
+# --------------------------------------------------------------------------- FedRA
+
+
+def held_in(e: Experiment) -> Callable[[int, int], list[int]]:
+    """The blocks are the package's own draw; what is done with them is the reference's."""
+
+    def held(t: int, i: int) -> list[int]:
+        plan = plans_for(e.server, t)[i]
+        return [j for j in range(4) if plan.layers[f"blocks.{j}"].send == "dense"]
+
+    return held
+
+
+def test_fedra_is_that_of_the_reference_on_networks_without_the_other_blocks() -> None:
+    e = experiment("fedra")
+    shape, width = NETS["vit"]
+    settings = ModelSettings(name="vit", width=width, heads=2)
+    plain = build(ModelSpec(shape, CLASSES, settings), 7)
+    state, _ = trained(e, 2)
+    held = held_in(e)
+    want, _ = ref.run(bench(e), 2, adapters.random_blocks(bench(e), plain, frozen_of(e), held))
+    close(state.W, want)
+    assert all(len(held(t, i)) == 2 for t in range(2) for i in range(4))
+    assert held(0, 0) != held(1, 0) or held(0, 1) != held(1, 1), "drawn anew in every round"
+    full = trained(experiment("fedra", "plan.layers=full"), 2)[0].W
+    assert same(full, trained(experiment("fedra", "plan.layers=blocks-4"), 2)[0].W)
+    assert not same(full, state.W)
