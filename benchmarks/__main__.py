@@ -139,7 +139,7 @@ ROWS: Mapping[str, Row] = {
     "W5 ResNet18 x 0.25, half the units": lambda n: pruned(fleets.resnet, n),
     "W6 growth, tiny model, 10 % per round": growth,
     "W7 overhead besides training": overhead,
-    "W8 ViT with LoRA of rank 8, 2 of 10 clients": lambda n: against_one(fleets.lora, n),
+    "W9 ViT with LoRA of rank 8, 2 of 10 clients": lambda n: against_one(fleets.lora, n),
     **private.ROWS,
     **devices.ROWS,
     **codes.ROWS,

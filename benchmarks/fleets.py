@@ -73,7 +73,7 @@ def resnet(*overrides: str) -> Experiment:
 
 
 def lora(*overrides: str) -> Experiment:
-    """W8: a ViT of four blocks with adapters of rank 8, ten clients x 96 samples, two per round."""
+    """W9: a ViT of four blocks with adapters of rank 8, ten clients x 96 samples, two per round."""
     net = build(ModelSpec((3, 32, 32), 10, ModelSettings(name="vit")), 0)
     settings = ("adapter.kind=lora", "run.clients_per_round=2", "local.steps=5", "local.batch=16")
     return fleet(net, (3, 32, 32), 10, 96, *settings, *overrides)
