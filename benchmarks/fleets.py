@@ -73,8 +73,15 @@ def resnet(*overrides: str) -> Experiment:
     return fleet(net, (3, 32, 32), 18, 96, *settings, *overrides)
 
 
+def lora(*overrides: str) -> Experiment:
+    """W8: a ViT of four blocks with adapters of rank 8, ten clients x 96 samples, two per round."""
+    net = build(ModelSpec((3, 32, 32), 10, ModelSettings(name="vit")), 0)
+    settings = ("adapter.kind=lora", "run.clients_per_round=2", "local.steps=5", "local.batch=16")
+    return fleet(net, (3, 32, 32), 10, 96, *settings, *overrides)
+
+
 def vit(*overrides: str) -> Experiment:
-    """W8: a ViT of six blocks, 128 wide, on 3x32x32, two clients per round."""
+    """W9: a ViT of six blocks, 128 wide, on 3x32x32, two clients per round."""
     net = build(ModelSpec((3, 32, 32), 10, ModelSettings(name="vit", blocks=6)), 0)
     settings = ("run.clients_per_round=2", "local.steps=2", "local.batch=32")
     return fleet(net, (3, 32, 32), 12, 96, *settings, *overrides)

@@ -95,6 +95,36 @@ REFUSED = {
         ["devices.fleet=phones", "devices.bandwidth=nowhere"],
         "[devices] bandwidth: there is no file",
     ),
+    "adapters without attention": (
+        ["method=ffa-lora"],
+        "[adapter] targets: no linear module is named like a projection of queries or values; the "
+        "network has fc1, fc2, fc3, ffc",
+    ),
+    "adapters of nothing": (
+        ["method=fedit", "adapter.targets=['qeury']"],
+        "no linear module is named 'qeury'",
+    ),
+    "a rank above a width": (
+        ["method=fedit", "adapter.targets=['fc2']", "adapter.rank=21"],
+        "[adapter] rank: 21 is above the width of fc2, which has 20 inputs and 20 outputs",
+    ),
+    "an adapter of the head": (
+        ["method=fedit", "adapter.targets=['ffc']", "adapter.rank=2"],
+        "ffc is trained itself ([adapter] train)",
+    ),
+    "a rank without adapters": (["adapter.rank=4"], "[adapter] rank: there are no adapters"),
+    "momentum over products": (
+        ["method=flexlora", "aggregate.server=momentum"],
+        "no optimizer, damping, recycling or interval can follow the mean",
+    ),
+    "a frozen layer that is not there": (
+        ["model.frozen=['fc9']"],
+        "[model] frozen: the network has no layer, module or tensor 'fc9'",
+    ),
+    "nothing left to train": (
+        ["model.frozen=['fc1', 'fc2', 'fc3', 'ffc']"],
+        "nothing is left to train",
+    ),
     "nodes in a simulation": (["devices.fleet=nodes"], "report what they are"),
     "no section": (["rounds=3"], "did you mean run.rounds=3?"),
     "no section, two homes": (["name=mnist"], "did you mean data.name=mnist or model.name=mnist?"),

@@ -34,6 +34,7 @@ from fedp3.data.inputs import Inputs, call, chunks, only_tensor, to_device
 from fedp3.data.shards import Shard
 from fedp3.models import shrinking
 from fedp3.models.buffers import initial_value
+from fedp3.models.frozen import frozen_tensors, has_frozen_statistics
 from fedp3.planning.local_pruning import draw_q
 from fedp3.planning.prune_settings import LOCAL_PRUNERS
 from fedp3.planning.pruning import pruned_layers
@@ -54,8 +55,10 @@ class LocalPass:
 
 
 def named_tensors(net: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name."""
-    return {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    """Parameters and buffers by name, without frozen ones."""
+    frozen = frozen_tensors(net)
+    buffers = {n: w for n, w in net.named_buffers() if n not in frozen}
+    return {**dict(net.named_parameters()), **buffers}
 
 
 def load_weights(tensors: Mapping[str, Tensor], W: Params) -> None:
@@ -156,7 +159,7 @@ def prepare(net: nn.Module, plan: ClientPlan, layers: LayerMap) -> list[str]:
     net.train()
     for path, module in net.named_modules():
         buffers = {f"{path}.{n}" if path else n for n, _ in module.named_buffers(recurse=False)}
-        if buffers & (layers.buffers - train):
+        if buffers & (layers.buffers - train) or has_frozen_statistics(module):
             module.training = False  # not eval(), because its children may train
     names = []
     for n, p in net.named_parameters():

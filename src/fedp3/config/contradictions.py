@@ -11,7 +11,9 @@ from fedp3.config.toml import toml_value
 from fedp3.data.catalogue import OF_FILES
 from fedp3.data.partition import ROLES
 from fedp3.devices.round_ends import ROUND_ENDS
+from fedp3.messages.versions import is_coded
 from fedp3.methods import METHODS
+from fedp3.models.adapters import ADAPTER_RULES, NONE
 from fedp3.models.hf import HF
 from fedp3.planning.layer_sets import AUTO
 from fedp3.planning.prune_settings import SELECTORS
@@ -85,7 +87,7 @@ def contradictions(c: Config, given: Collection[tuple[str, str]] = ()) -> list[s
     mistakes = _wrong_sizes(c, given) + _wrong_uploads(c) + wrong_over_rounds(c)
     mistakes += _wrong_data(c, given) + _wrong_steps(c)
     mistakes += refused_settings(c.plan, c.privacy) + _wrong_client_privacy(c)
-    mistakes += _wrong_devices(c, given)
+    mistakes += _wrong_devices(c, given) + _wrong_adapters(c, given)
     return mistakes + methods.clashes(c.hooks, c.plan, c.prune, c.local)
 
 
@@ -222,6 +224,61 @@ def _wrong_client_privacy(c: Config) -> list[str]:
         ),
     }
     return [text for text, applies in reasons.items() if applies]
+
+
+def _wrong_adapters(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
+    """Adapters, and rules for them, that do not go with the rest."""
+    adapter, aggregate = c.adapter, c.aggregate
+    if adapter.kind == NONE:
+        unused = sorted(key for section, key in given if section == "adapter" and key != "kind")
+        usual = type(adapter)()
+        return [
+            f"[adapter] {key}: there are no adapters; set kind = 'lora'"
+            for key in unused
+            if getattr(adapter, key) != getattr(usual, key)
+        ] + _wrong_norm(c)
+    combined = ADAPTER_RULES.pick(adapter.rule).combines
+    after = "[adapter] rule: under 'product' the matrices of two rounds have nothing in common but "
+    after += "their product, so that "
+    reasons = {
+        f"[aggregate] rule: {aggregate.rule!r} does not say how much a client's product counts; "
+        "with [adapter] rule = 'product' set 'simple', 'examples' or 'weighted'": (
+            combined and aggregate.rule not in MEANS_OF_CHANGES
+        ),
+        after + "no optimizer, damping, recycling or interval can follow the mean; set [aggregate] "
+        "server to 'none', server_lr and interval to 1, damp and recycle to 0": combined
+        and (
+            aggregate.server != "none"
+            or aggregate.server_lr != 1
+            or aggregate.damp > 0
+            or aggregate.recycle > 0
+            or aggregate.interval > 1
+        ),
+        after + "an update of an older model cannot be moved to the present one; set [devices] "
+        "round_end to 'wait' or 'deadline'": (
+            combined and ROUND_ENDS.pick(c.devices.round_end).end is None
+        ),
+        after + "changes of matrices that are coded on the way down do not add up; set [download] "
+        "compress to 'none', or the rule to 'freeze_a' or 'factors'": (
+            combined and is_coded(c.download)
+        ),
+        after + "their change has no meaning that client-level DP could clip; set 'freeze_a'": (
+            combined and c.client_privacy.enabled
+        ),
+        "[hooks] scale: the outputs of an adapter are not divided by its share of the rank; set "
+        "scale to false": c.hooks.scale,
+    }
+    return [text for text, applies in reasons.items() if applies] + _wrong_norm(c)
+
+
+def _wrong_norm(c: Config) -> list[str]:
+    exact = c.adapter.kind != NONE and c.adapter.rule == "factors"
+    if c.aggregate.rule != "product_norm" or exact:
+        return []
+    return [
+        "[aggregate] rule: 'product_norm' weighs clients by the product of two matrices that both "
+        "are uploaded; set [adapter] kind = 'lora' and rule = 'factors'"
+    ]
 
 
 def _wrong_devices(c: Config, given: Collection[tuple[str, str]]) -> list[str]:

@@ -44,7 +44,10 @@ def block(name: str, units: Mapping[str, Tensor], layers: LayerMap) -> Block | N
         layers: the layer map of the network.
     """
     axes = (*layers.axes.get(name, ()), None, None)
-    shape = (*layers.shapes[name], 0, 0) if any(axes) else (0, 0)
+    shape: tuple[int, ...] = (0, 0)
+    if any(axes):
+        whole = layers.frozen[name].shape if name in layers.frozen else layers.shapes[name]
+        shape = (*whole, 0, 0)
     rows, cols = _indices(axes[0], units, shape[0]), _indices(axes[1], units, shape[1])
     return None if rows is None and cols is None else Block(rows, cols)
 

@@ -66,6 +66,10 @@ class Stream(IntEnum):
     RECYCLE = 20
     # (round): random rounding of the changes that the server publishes
     PUBLISH = 21
+    # (adapter): the matrix A of an adapter
+    ADAPTER = 22
+    # (): the tokens of a text that a language model writes
+    SAMPLE_TEXT = 23
 
 
 # The Mersenne Twister's words in the state of torch's CPU generator: their offset and number.

@@ -59,6 +59,24 @@ class UnitGroup:
     heads: bool = False  # whether they are attention heads, and not neurons or channels
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenTensor:
+    """A tensor that is part of the network, but neither trained nor exchanged.
+
+    Args:
+        shape: its shape.
+        layer: the layer that it is computed and skipped with; empty if there is none.
+        after: how many layers have begun to compute before it: where none of them trains, no
+            gradient passes through it.
+        tied: it is an earlier frozen tensor under a second name, and takes no memory.
+    """
+
+    shape: tuple[int, ...]
+    layer: Layer = ""
+    after: int = 0
+    tied: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Chain:
     """The layers of a plain MLP: linear layers with ReLU between them and nothing else."""
@@ -74,13 +92,15 @@ class LayerMap:
     Args:
         layers: the tensors of each layer, in order of execution; the last layer is the head.
         shapes: the shape of each tensor.
-        axes: dimensions 0 and 1 of each tensor; a tensor that is absent is connected to no units.
+        axes: dimensions 0 and 1 of each tensor, frozen ones included; a tensor that is absent is
+            connected to no units.
         groups: the groups of units.
         prunable: the weights that unstructured pruning may change.
         buffers: persistent buffers, such as running statistics; they are averaged, but never
             trained or pruned by coordinate.
         note: why units could not be traced through the network; empty if they could.
         chain: the layers of a plain MLP; None if the network is anything else.
+        frozen: the frozen tensors, which belong to no layer.
         aliases: second names of tensors that are used in two places (tied weights), and their first
             names; only the first are among the tensors of layers.
         residual: blocks that add to what they read, by path, and their layers: a network works
@@ -95,6 +115,7 @@ class LayerMap:
     buffers: frozenset[str]
     note: str = ""
     chain: Chain | None = None
+    frozen: Mapping[str, FrozenTensor] = field(default_factory=dict)
     aliases: Mapping[str, str] = field(default_factory=dict)
     residual: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
 

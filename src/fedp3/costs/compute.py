@@ -1,6 +1,5 @@
 """FLOPs and peak memory of a client's training step, counted without training anything."""
 
-import copy
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ from fedp3.costs.cpu_kernels import FusedAttention, working_bytes
 from fedp3.costs.traffic import VALUE, block_share, unit_counts
 from fedp3.data.inputs import Batch, call, map_tensors, tensors_of
 from fedp3.models import shrinking
+from fedp3.models.frozen import copy_network, frozen_tensors
 from fedp3.models.skipping import blocks_left_out, left_out
 from fedp3.planning.prune_settings import PruneSettings
 
@@ -67,7 +67,7 @@ def measure_on(net: nn.Module, like: Batch, objective: Objective) -> ComputeProf
     """
     reason = ""
     for device in DEVICES:
-        scratch = copy.deepcopy(net).to(device).eval()
+        scratch = copy_network(net).to(device).eval()
         zeros = _zeros(like, 1, device)
         counter = FlopCounterMode(display=False)
         try:
@@ -116,8 +116,8 @@ def _flops_by_weight(net: nn.Module, counter: FlopCounterMode) -> dict[str, int]
         if path:
             by_module[counted_module(path.rpartition(".")[0])] -= count
     # A tensor that is used in two places (tied weights) has the FLOPs of each under its name there.
-    parameters = net.named_parameters(remove_duplicate=False)
-    weights = {n: w.numel() for n, w in parameters if w.dim() >= 2}
+    tensors = {**dict(net.named_parameters(remove_duplicate=False)), **frozen_tensors(net)}
+    weights = {n: w.numel() for n, w in tensors.items() if w.dim() >= 2}
     modules = {n: counted_module(n.rpartition(".")[0]) for n in weights}
     total = dict.fromkeys(weights, 0.0)
     for path, count in by_module.items():
@@ -154,7 +154,7 @@ def flops(
     units: Mapping[Group, int] = {}
     if pruning.shrinks:
         units = {**unit_counts(plan, layers, pruning), **(step_units or {})}
-    total = 0.0
+    total = _frozen_flops(profile, plan, layers, units)
     trained_before = False
     for l, names in layers.layers.items():
         p = plan.layers[l]
@@ -174,6 +174,19 @@ def flops(
         trains = any(p.train and n in layers.layers[l] for l, p in plan.layers.items())
         total += profile.forward.get(alias, 0) * (1 + trains + trained_before)
     return round(total)
+
+
+def _frozen_flops(
+    profile: ComputeProfile, plan: ClientPlan, layers: LayerMap, units: Mapping[Group, int]
+) -> float:
+    """The FLOPs of frozen weights: forward, and to pass on the gradient to what trains before."""
+    trains = [plan.layers[l].train for l in layers.layers]
+    total = 0.0
+    for n, w in layers.frozen.items():
+        if n in profile.forward and not (w.layer and plan.layers[w.layer].send == "skip"):
+            passes = 2 if any(trains[: w.after]) else 1
+            total += profile.forward[n] * block_share(n, units, layers) * passes
+    return total
 
 
 def _source_layer(name: str, layers: LayerMap) -> Layer | None:
@@ -274,6 +287,9 @@ def step_bytes(
         for n in names
     }
     stored, learned = sum(sizes.values()), sum(sizes[n] for n in trained)
+    stored += sum(
+        math.prod(w.shape) for w in layers.frozen.values() if not w.tied and w.layer not in absent
+    )
     update, touched = learned, 3 * learned  # the step reads W and the gradient, and writes W
     if slots:
         stored += slots * learned

@@ -150,15 +150,26 @@ def load_as(
         raise DataError(f"[data] name: {settings.name!r} needs a file; set [data] path")
     below = data_dir or Path()  # an absolute path stays as it is
     path, length = below / Path(settings.path).expanduser(), settings.length
-    if settings.tokenizer and settings.tokenizer != CHARACTERS:
-        tokenizer = Path(settings.tokenizer).expanduser()
-    tokens = read_tokenizer(tokenizer) if tokenizer and settings.tokenizer != CHARACTERS else None
+    tokenizer = tokenizer_path(settings, tokenizer)
+    tokens = None if tokenizer is None else read_tokenizer(tokenizer)
     if settings.name == TEXT:
         return read_text(path, length, settings.stride, tokens)
     if tokens is None:
         raise DataError("[data] tokenizer: name = 'tsv' needs a tokenizer.json; name one")
     test_path = below / Path(settings.test_path).expanduser() if settings.test_path else None
     return read_tsv(path, length, tokens, test_path, settings.labels)
+
+
+def tokenizer_path(settings: DataSettings, of_network: Path | None) -> Path | None:
+    """The tokenizer file of texts; None if they are characters.
+
+    Args:
+        settings: where a user may name one.
+        of_network: the one that the network was trained with.
+    """
+    if settings.tokenizer == CHARACTERS:
+        return None
+    return Path(settings.tokenizer).expanduser() if settings.tokenizer else of_network
 
 
 def _load_published(name: str, data_dir: Path | None) -> Dataset:

@@ -24,12 +24,14 @@ class Tokenizer:
         sequences: takes texts and a length; returns the tokens of each, with those that begin and
             end a sequence, cut to that length.
         plain: takes a text; returns its tokens, and no others.
+        text: takes tokens; returns their text.
     """
 
     size: int
     padding: int
     sequences: Callable[[Sequence[str], int], list[list[int]]]
     plain: Callable[[str], list[int]]
+    text: Callable[[Sequence[int]], str]
 
 
 def read_tokenizer(path: Path) -> Tokenizer:
@@ -73,6 +75,14 @@ def read_tokenizer(path: Path) -> Tokenizer:
         encoded: list[int] = tokens.encode(text, add_special_tokens=False).ids
         return encoded
 
+    def text(ids: Sequence[int]) -> str:
+        decoded: str = tokens.decode(list(ids), skip_special_tokens=False)
+        return decoded
+
     return Tokenizer(
-        size=max(ids.values(), default=-1) + 1, padding=padding, sequences=sequences, plain=plain
+        size=max(ids.values(), default=-1) + 1,
+        padding=padding,
+        sequences=sequences,
+        plain=plain,
+        text=text,
     )

@@ -29,6 +29,7 @@ from fedp3.engines.flower.records import Identity
 from fedp3.experiment.assemble import Experiment, assemble, check_plans
 from fedp3.experiment.device_plans import with_fleet
 from fedp3.messages.codec import room_for
+from fedp3.models.frozen import frozen_sha256
 from fedp3.node.permits import Permit, read_permit
 from fedp3.privacy.client_level import requirements as client_requirements
 from fedp3.privacy.mechanism import mechanism_of
@@ -114,6 +115,7 @@ def serve(grid: Grid, experiment: Experiment, settings: ServeSettings) -> Outcom
         permit=settings.permit,
         deadline=config.run.deadline,
         room=room_for(experiment.start.extra),
+        frozen=frozen_sha256(experiment.client.net),
     )
     roster = Roster()
     missing = roster.gather(grid, wire, experiment.shards, settings.wait)

@@ -10,7 +10,6 @@ A worker that dies (killed, or out of memory) is replaced, and its clients are t
 alone.  A worker that is still busy long after its round ended without it hangs, and is killed.
 """
 
-import copy
 import multiprocessing
 import os
 import pickle  # between processes of this program; nothing from outside is unpickled
@@ -43,6 +42,7 @@ from fedp3.engines.shared_memory import (
     pack,
     unpack,
 )
+from fedp3.models.frozen import copy_network
 
 AHEAD = 2  # groups that wait at the workers, so that no worker waits
 CANNOT_START = (
@@ -266,8 +266,8 @@ def _start_worker(
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # Its tensors arrive in shared memory, and workers must not share a network.
-    net = copy.deepcopy(context.net)
+    # Its tensors arrive in shared memory.  Workers share what is frozen and nothing else.
+    net = copy_network(context.net)
     _worker = _Worker(replace(context, net=net), shards, deque(maxlen=4 * AHEAD))
     started.set()
 

@@ -41,7 +41,9 @@ from fedp3.experiment.compatibility import (
 from fedp3.experiment.device_plans import on_devices, with_fleet
 from fedp3.messages.versions import Published, begin, is_coded
 from fedp3.methods.fedcr import coded_tail
-from fedp3.models.layer_map import layer_map
+from fedp3.models.adapters import with_adapters
+from fedp3.models.frozen import tensors_named
+from fedp3.models.layer_map import found_layers, layer_map
 from fedp3.models.zoo import MODELS, ModelSpec, build, channels_last
 from fedp3.planning.capacities import capacities
 from fedp3.planning.coverage import check_coverage, check_pruning
@@ -194,6 +196,7 @@ def assemble_from(
         objective: what clients minimise; None means what the config names.
     """
     check_device(config.run.device)
+    net = prepared_network(config, net)
     objective = objective or objective_of(config, data)
     shards = _shards(config, data) if shards is None else shards
     smallest = smallest_batch(shards, config.local.batch)
@@ -226,6 +229,20 @@ def assemble_from(
     return _with_budget(experiment, config.privacy.noise_multiplier)
 
 
+def prepared_network(config: Config, net: nn.Module) -> nn.Module:
+    """The network as clients train it: a copy with a frozen part, and perhaps with adapters.
+
+    It is `net` itself where the config freezes nothing.
+    """
+    frozen: list[str] = []
+    if config.model.frozen:
+        frozen = tensors_named(net, found_layers(net), config.model.frozen, "[model] frozen")
+    prepared = with_adapters(net, config.adapter, frozen, config.run.seed)
+    if next(prepared.parameters(), None) is None and next(net.parameters(), None) is not None:
+        raise InputError("[model] frozen: it names all layers, and nothing is left to train")
+    return prepared
+
+
 def published_at_start(config: Config, client: ClientContext) -> Published | None:
     """What clients hold before the first round, where changes of weights are sent down."""
     if not is_coded(config.download):
@@ -245,6 +262,7 @@ def assemble_client(config: Config, net: nn.Module, data: Dataset) -> ClientCont
         data: all samples.
     """
     check_device(config.run.device)
+    net = prepared_network(config, net)
     spec = replace(_run_spec(config, net), objective=objective_of(config, data))
     return _client_context(config, spec, net, data)
 
@@ -292,6 +310,7 @@ def _run_spec(
         seed=config.run.seed,
         rounds=config.run.rounds,
         continues=config.aggregate.interval > 1,
+        adapter=config.adapter,
     )
 
 

@@ -122,8 +122,8 @@ def refuse_frozen(net: nn.Module) -> None:
         more = f" and {len(frozen) - 1} more" if len(frozen) > 1 else ""
         raise InputError(
             f"parameter {frozen[0]!r}{more} of the model does not require a gradient, but every "
-            "parameter would train: run the frozen part over the data once and train the other "
-            "part on its outputs, or call model.requires_grad_()"
+            "parameter would train: name the modules that stay as they are in [model] frozen, or "
+            "call model.requires_grad_()"
         )
 
 

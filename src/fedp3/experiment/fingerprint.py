@@ -13,6 +13,7 @@ from fedp3.core.files import read_json, state_home, write_secret
 from fedp3.core.hashing import model_sha256, sha256_of
 from fedp3.data.inputs import tensors_of
 from fedp3.experiment.assemble import Experiment, published_at_start
+from fedp3.models.frozen import frozen_sha256
 from fedp3.models.hf import files_of
 
 KEYED = ("machine", "data", "clients")
@@ -37,6 +38,8 @@ def fingerprint(experiment: Experiment) -> dict[str, str]:
             repr((data.classes, data.mean, data.std, data.crop, data.flip)).encode()
         ),
     }
+    if layers.frozen:
+        about["frozen part"] = frozen_sha256(experiment.client.net)
     files = files_of(experiment.client.net)
     if files:
         about["model files"] = sha256_of(repr(sorted(files.items())).encode())

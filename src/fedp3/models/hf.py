@@ -4,6 +4,7 @@ What `transformers` leaves open is fixed, so that every engine computes the same
 attention as plain products ("eager"), masks that depend on a record alone, and no dropout.
 """
 
+import copy
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -132,6 +133,31 @@ def load_model(folder: Folder, spec: ModelSpec) -> nn.Module:
     if kind.reads == "images":
         return ImageModel(model, files=folder.sha256)
     return TextModel(model, causal=kind.reads == "text", files=folder.sha256)
+
+
+def plain_model(folder: Folder) -> nn.Module:
+    """The network of a folder that has all tensors of its own, such as a language model."""
+    outputs = int(folder.config.get("vocab_size", 0))
+    shape = (int(folder.config.get("max_position_embeddings", 1)),)
+    settings = ModelSettings(name=HF, path=str(folder.path))
+    labelled = KINDS[folder.kind].reads != "text"
+    return load_model(folder, ModelSpec(shape, outputs, settings, labelled=labelled)).eval()
+
+
+def inner_model(net: nn.Module) -> nn.Module | None:
+    """The model of `transformers` inside a network; None for all other networks."""
+    return net.net if isinstance(net, TextModel | ImageModel) else None
+
+
+def again_from(net: nn.Module, folder: Path) -> nn.Module:
+    """The network with the model that this folder has, as `transformers` itself reads it."""
+    model: Any = inner_model(net)
+    again = copy.deepcopy(net)
+    with _quiet(transformers_library()):
+        again.net = type(model).from_pretrained(
+            folder, local_files_only=True, attn_implementation="eager", dtype=torch.float32
+        )
+    return again.eval()
 
 
 def _is_dropout(name: str) -> bool:

@@ -87,6 +87,11 @@ class ModelSettings:
         "layers (sublayers)",
     )
     patch: int = Field(default=4, ge=1, description="vit: side length of a patch of an image")
+    frozen: tuple[str, ...] = Field(
+        default=(),
+        description="names of layers or modules that stay as they are, such as ['embedding']: "
+        "every client has them, and they are neither trained nor sent",
+    )
 
 
 # (features, classes) -> the module between body and head, and the head

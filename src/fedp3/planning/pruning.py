@@ -115,7 +115,7 @@ def _unit_masks(
         if group.layer not in reduced or group.fixed:
             continue
         granules = group.units // group.granule
-        norms = _by_unit(W[f"{g}.weight"], g, layers).reshape(granules, -1).norm(dim=1)
+        norms = _by_unit(g, W, layers).reshape(granules, -1).norm(dim=1)
         retained = units_left(selector, plan, group) // group.granule
         indices = selector.units(norms, retained, t, rng)
         if selector.deals:
@@ -125,9 +125,22 @@ def _unit_masks(
     return units
 
 
-def _by_unit(w: Tensor, group: Group, layers: LayerMap) -> Tensor:
-    """The weights that write the units of a group, those of each unit one after the other."""
-    axes = layers.axes[f"{group}.weight"]
+def _by_unit(group: Group, W: Params, layers: LayerMap) -> Tensor:
+    """The weights of each unit of a group, one unit after the other.
+
+    They are the weights that write it, and of a rank-1 pair both of its sides.
+    """
+    if f"{group}.weight" not in W:
+        return torch.cat(
+            [
+                W[n].movedim(side, 0).flatten(1)
+                for n, axes in layers.axes.items()
+                for side, axis in enumerate(axes)
+                if n in W and axis is not None and axis.group == group
+            ],
+            1,
+        )
+    w, axes = W[f"{group}.weight"], layers.axes[f"{group}.weight"]
     side = next(j for j, axis in enumerate(axes) if axis is not None and axis.group == group)
     axis = axes[side]
     if side == 0 and (axis is None or axis.parts == 1):

@@ -47,6 +47,7 @@ from fedp3.experiment.assemble import (
 )
 from fedp3.messages.codec import Copy, FindCopy, decode_task, encode_update, room_for
 from fedp3.messages.copies import copy_in, copy_tensors, initial_copy, with_copy
+from fedp3.models.frozen import frozen_sha256
 from fedp3.node.account import noisy_scores
 from fedp3.node.admission import admit, check_config, check_message, shard_of
 from fedp3.node.context import NodeContext
@@ -256,6 +257,7 @@ def _introduce(
             capacity=capacity_of(context.node_config),
             device=device_of_node(context.node_config),
             digest=holding.config.digest(),
+            frozen=frozen_sha256(holding.context.net),
         )
     )
 

@@ -58,6 +58,7 @@ class Wire:
     Args:
         spec: what server and nodes both know.
         digest: of the config; a node with another one gets no tasks.
+        frozen: of the frozen part of the network, empty if there is none; likewise.
         run: names the run on the nodes' disks.
         mechanism: what the privacy settings resolve to, the same for all nodes; None without LDP.
         permit: the permission of a run owner, for nodes whose policy needs one.
@@ -74,6 +75,7 @@ class Wire:
     deadline: float = 0.0
     rest: Callable[[], None] = _a_second
     room: int = EXTRA_LIMIT
+    frozen: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +106,7 @@ class Roster:
         while online & set(self.queries.values()):
             for reply in grid.pull_messages(list(self.queries)):
                 n = self.queries.pop(reply.metadata.reply_to_message_id)
-                self._meet(n, reply, wire.digest)
+                self._meet(n, reply, wire)
             if end < time.monotonic():
                 return
             wire.rest()
@@ -119,7 +121,7 @@ class Roster:
                 return missing
             wire.rest()
 
-    def _meet(self, n: int, reply: Message, digest: str) -> None:
+    def _meet(self, n: int, reply: Message, wire: Wire) -> None:
         """Read a node's answer to a query."""
         if (
             reply.has_error()
@@ -127,7 +129,7 @@ class Roster:
             log(WARNING, "node %d did not answer a query: %s", n, clean(reply.error.reason))
             return
         try:
-            identity = _identity(reply, digest)
+            identity = _identity(reply, wire)
         except CodecError as error:
             self.refused[n] = str(error)
             log(WARNING, "node %d gets no tasks: %s", n, error)
@@ -139,13 +141,17 @@ class Roster:
         self.met[n] = identity
 
 
-def _identity(reply: Message, digest: str) -> Identity:
+def _identity(reply: Message, wire: Wire) -> Identity:
     reason = failure_in(reply.content)
     if reason is not None:
         raise CodecError(reason)
     identity = identity_of(reply.content)
-    if identity.digest != digest:
+    if identity.digest != wire.digest:
         raise CodecError("it was set up with another config")
+    if identity.frozen != wire.frozen:
+        raise CodecError(
+            "the frozen part of its network has other values; give it the same pretrained model"
+        )
     return identity
 
 

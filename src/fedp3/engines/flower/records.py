@@ -5,7 +5,7 @@ A frame is sent as one Array of raw bytes, which Flower splits into chunks and n
 
     task     "fedp3" {frame}   "about" {run, mechanism, permit}  [and "state", in simulation]
     reply    "fedp3" {frame}   or "failure" {code}               [and "state", in simulation]
-    query    answered by "node" {client, examples, capacity, digest, device}
+    query    answered by "node" {client, examples, capacity, digest, device, frozen}
 """
 
 import json
@@ -41,6 +41,7 @@ class Identity:
     capacity: float  # the share of a layer that it can hold; 1 means all of it
     digest: str  # of the config it was set up with
     device: DeviceRow | None = None  # what its device can do, if its owner says so
+    frozen: str = ""  # the hash of the frozen part of its network; empty if there is none
 
 
 # --------------------------------------------------------------------------- frames
@@ -118,6 +119,7 @@ def identity_record(identity: Identity) -> RecordDict:
             "capacity": float(identity.capacity),
             "digest": identity.digest,
             "device": "" if identity.device is None else json.dumps(asdict(identity.device)),
+            "frozen": identity.frozen,
         }
     )
     return RecordDict({NODE: record})
@@ -137,9 +139,16 @@ def identity_of(content: RecordDict) -> Identity:
         raise CodecError("its capacity is not a share in (0, 1]")
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise CodecError("its config has no digest")
-    device = _device_of(keys.get("device", ""))
+    device, frozen = _device_of(keys.get("device", "")), keys.get("frozen", "")
+    if not isinstance(frozen, str) or not re.fullmatch("([0-9a-f]{64})?", frozen):
+        raise CodecError("the frozen part of its network has no hash")
     return Identity(
-        client=client, examples=examples, capacity=capacity, digest=digest, device=device
+        client=client,
+        examples=examples,
+        capacity=capacity,
+        digest=digest,
+        device=device,
+        frozen=frozen,
     )
 
 
