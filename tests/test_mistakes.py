@@ -168,6 +168,37 @@ REFUSED = {
     ),
     "a delta of 2": (["privacy.enabled=true", "privacy.delta=2"], "[privacy] delta"),
     "a clip of 0": (["privacy.enabled=true", "privacy.clip=0"], "[privacy] clip"),
+    "a transformer without a folder": (["model.name=hf"], "name = 'hf' needs a folder; set path"),
+    "a folder for another network": (["model.path=x"], "[model] path: only read with name = 'hf'"),
+    "a folder that is not there": (
+        ["model.name=hf", "model.path=gone"],
+        "[model] path: there is no folder gone",
+    ),
+    "a folder with a pickle": (
+        ["model.name=hf", "model.path=pickled"],
+        "has pytorch_model.bin and no model.safetensors; pickles can run code",
+    ),
+    "a model of another type": (
+        ["model.name=hf", "model.path=other"],
+        "has a model of type 'mamba', known: bert",
+    ),
+    "texts without a file": (["data.name=tsv"], "[data] path: name = 'tsv' needs a file"),
+    "labels of another data set": (
+        ["data.labels=['a']"],
+        "[data] labels: only read with name = 'tsv'",
+    ),
+    "texts without a tokenizer": (
+        ["data.name=tsv", "data.path=few.csv"],
+        "name = 'tsv' needs a tokenizer.json",
+    ),
+    "heads of a network without attention": (
+        ["prune.heads=true", "prune.selector=rolling"],
+        "this network has no attention heads",
+    ),
+    "blocks of a network without any": (
+        ["plan.layers=blocks-1", "plan.others=skip"],
+        "this plan skips residual blocks, of which this network has none",
+    ),
     "a schedule with a slip": (["local.schedule=cos"], "did you mean 'cosine'?"),
 }
 
@@ -182,6 +213,10 @@ def test_a_wrong_setting_is_refused_with_its_key_before_any_folder_is_made(
         "client,name,memory_mb\n0,Pixel 3,\n2,Pixel 3,-5\n"
         + "".join(f"{i},Pixel 3,\n" for i in range(4, 20))
     )
+    for folder, kind in (("pickled", "bert"), ("other", "mamba")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"")
     overrides, text = REFUSED[mistake]
     tiny = [o for o in TINY if o.split("=")[0] not in {x.split("=")[0] for x in overrides}]
     code, _, err = shell("run", "my.toml", *tiny, *overrides, "--out", "a")
