@@ -28,6 +28,7 @@ from fedp3 import config
 from fedp3.config import Config
 from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import assemble
+from fedp3.models.frozen import frozen_sha256
 from fedp3.runs import session
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -68,6 +69,7 @@ WORDS = (
     "model.name=hf",
 )  # fmt: skip
 SKIP = ("plan.layers=blocks-1-2", "plan.others=skip", "plan.redraw=true")
+LORA = (*TEXT, "adapter.rank=4", "local.lr=0.1")
 MIXED = "prune.keep=[0.9, 0.7, 0.5]"
 TERNARY = ("upload.compress=ternary", "download.compress=ternary")
 FOUR_WIDTHS = "prune.keep=[1.0, 0.5, 0.25, 0.125]"
@@ -110,6 +112,12 @@ CASES: dict[str, Sequence[str]] = {
     "fedlama": ("method=fedlama", "aggregate.interval=2", "run.rounds=6"),
     "cocofl": ("method=cocofl",),
     "fiarse-threshold": ("method=fiarse-threshold",),
+    "fedit": ("method=fedit", *LORA),
+    "ffa-lora": ("method=ffa-lora", *LORA),
+    "hetlora": ("method=hetlora", *LORA),
+    "flexlora": ("method=flexlora", *LORA),
+    "flora": ("method=flora", *LORA),
+    "fedra": ("method=fedra", *LORA, "plan.layers=blocks-1"),
     # selectors
     "selector-random": (MIXED, "prune.selector=random"),
     "selector-neuron": (MIXED, "prune.selector=neuron"),
@@ -247,6 +255,12 @@ CASES: dict[str, Sequence[str]] = {
     ),
     "hf-llama-skipped": (*WORDS, "model.path={folders}/llama", *SKIP),
     "hf-vit": ("model.name=hf", "model.path={folders}/vit", "plan.layers=opu2"),
+    "frozen-embedding": (*TEXT, "model.frozen=['embedding']"),
+    "lora-windows-of-ranks": (
+        *("method=hetlora", *LORA, "adapter.rule=freeze_a", "aggregate.rule=simple"),
+        *("prune.selector=rolling", "plan.upload=retained", *TERNARY),
+    ),
+    "lora-hf-bert": (*SEQUENCES, "method=flexlora", "adapter.rank=4"),
     "vit": ("model.name=vit", "model.width=0.125", "model.blocks=2", "plan.layers=opu2"),
     # local differential privacy
     "ldp": LDP,
@@ -268,6 +282,7 @@ CASES: dict[str, Sequence[str]] = {
         *(*LDP, *WORDS, "model.path={folders}/gpt2", "plan.layers=full", "privacy.delta=1e-3"),
         "privacy.epsilon=30",
     ),
+    "ldp-lora": (*LDP, "method=ffa-lora", *LORA, "privacy.delta=1e-3", "privacy.epsilon=30"),
     "ldp-without-noise": (*LDP[:2], "privacy.epsilon=inf"),
     # client-level differential privacy
     "client-level": (*CLIENT_LEVEL, MIXED, "upload.compress=int8"),
@@ -286,6 +301,7 @@ CASES: dict[str, Sequence[str]] = {
 SEVERAL_WORKERS = (
     *("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp", "client-level", "devices-buffered"),
     *("codes-entropy", "fedp3-paced", "language-modelling", "hf-bert-heads", "central"),
+    *("hetlora", "flexlora", "flora", "lora-hf-bert"),
 )
 RESUMED = (
     *("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp"),
@@ -293,7 +309,7 @@ RESUMED = (
     *("recycled-in-turn", "ldp-schedule", "devices-paced", "fedlama", "codes-paced"),
     *("codes-ternary", "codes-entropy", "codes-largest-weights", "codes-windows"),
     *("language-modelling", "adam-kept", "averaged", "hf-bert-heads", "hf-llama-skipped"),
-    *("central"),
+    *("central", "ffa-lora", "flexlora", "flora", "fedra", "lora-windows-of-ranks"),
 )
 ON_FLOWER = (
     *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),
@@ -301,6 +317,7 @@ ON_FLOWER = (
     *("codes-ternary", "codes-random", "codes-entropy", "codes-windows", "codes-largest-weights"),
     *("codes-topk", "codes-batch-norm", "codes-paced", "weak-clients", "fedlama"),
     *("language-modelling", "hf-bert-heads", "hf-llama-skipped", "hf-gpt2-units", "central"),
+    *("fedit", "ffa-lora", "hetlora", "flexlora", "flora", "fedra", "lora-windows-of-ranks"),
 )
 
 
@@ -425,6 +442,7 @@ def test_flower_messages_in_place_end_at_the_pinned_bits(case: str) -> None:
         run="0" * 32,
         rest=lambda: None,
         room=room_for(experiment.start.extra),
+        frozen=frozen_sha256(experiment.client.net),
     )
     app = client_app(configured(experiment.config), state_in_message=True)
     with in_a_run():

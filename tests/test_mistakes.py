@@ -94,6 +94,36 @@ REFUSED = {
         ["devices.fleet=phones", "devices.bandwidth=nowhere"],
         "[devices] bandwidth: there is no file",
     ),
+    "adapters without attention": (
+        ["method=ffa-lora"],
+        "[adapter] targets: no linear module is named like a projection of queries or values; the "
+        "network has fc1, fc2, fc3, ffc",
+    ),
+    "adapters of nothing": (
+        ["method=fedit", "adapter.targets=['qeury']"],
+        "no linear module is named 'qeury'",
+    ),
+    "a rank above a width": (
+        ["method=fedit", "adapter.targets=['fc2']", "adapter.rank=21"],
+        "[adapter] rank: 21 is above the width of fc2, which has 20 inputs and 20 outputs",
+    ),
+    "an adapter of the head": (
+        ["method=fedit", "adapter.targets=['ffc']", "adapter.rank=2"],
+        "ffc is trained itself ([adapter] train)",
+    ),
+    "a rank without adapters": (["adapter.rank=4"], "[adapter] rank: there are no adapters"),
+    "momentum over products": (
+        ["method=flexlora", "aggregate.server=momentum"],
+        "no optimizer, damping, recycling or interval can follow the mean",
+    ),
+    "a frozen layer that is not there": (
+        ["model.frozen=['fc9']"],
+        "[model] frozen: the network has no layer, module or tensor 'fc9'",
+    ),
+    "nothing left to train": (
+        ["model.frozen=['fc1', 'fc2', 'fc3', 'ffc']"],
+        "nothing is left to train",
+    ),
     "nodes in a simulation": (["devices.fleet=nodes"], "report what they are"),
     "no section": (["rounds=3"], "did you mean run.rounds=3?"),
     "no section, two homes": (["name=mnist"], "did you mean data.name=mnist or model.name=mnist?"),
@@ -144,6 +174,37 @@ REFUSED = {
         ["data.name=text", "data.path=few.csv", "data.test=official", "model.name=gpt"],
         "name a second file in test_path",
     ),
+    "a transformer without a folder": (["model.name=hf"], "name = 'hf' needs a folder; set path"),
+    "a folder for another network": (["model.path=x"], "[model] path: only read with name = 'hf'"),
+    "a folder that is not there": (
+        ["model.name=hf", "model.path=gone"],
+        "[model] path: there is no folder gone",
+    ),
+    "a folder with a pickle": (
+        ["model.name=hf", "model.path=pickled"],
+        "has pytorch_model.bin and no model.safetensors; pickles can run code",
+    ),
+    "a model of another type": (
+        ["model.name=hf", "model.path=other"],
+        "has a model of type 'mamba', known: bert",
+    ),
+    "texts without a file": (["data.name=tsv"], "[data] path: name = 'tsv' needs a file"),
+    "labels of another data set": (
+        ["data.labels=['a']"],
+        "[data] labels: only read with name = 'tsv'",
+    ),
+    "texts without a tokenizer": (
+        ["data.name=tsv", "data.path=few.csv"],
+        "name = 'tsv' needs a tokenizer.json",
+    ),
+    "heads of a network without attention": (
+        ["prune.heads=true", "prune.selector=rolling"],
+        "this network has no attention heads",
+    ),
+    "blocks of a network without any": (
+        ["plan.layers=blocks-1", "plan.others=skip"],
+        "this plan skips residual blocks, of which this network has none",
+    ),
     "a schedule with a slip": (["local.schedule=cos"], "did you mean 'cosine'?"),
 }
 
@@ -158,6 +219,10 @@ def test_a_wrong_setting_is_refused_with_its_key_before_any_folder_is_made(
         "client,name,memory_mb\n0,Pixel 3,\n2,Pixel 3,-5\n"
         + "".join(f"{i},Pixel 3,\n" for i in range(4, 20))
     )
+    for folder, kind in (("pickled", "bert"), ("other", "mamba")):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(f'{{"model_type": "{kind}"}}')
+    (tmp_path / "pickled" / "pytorch_model.bin").write_bytes(b"")
     overrides, text = REFUSED[mistake]
     tiny = [o for o in TINY if o.split("=")[0] not in {x.split("=")[0] for x in overrides}]
     code, _, err = shell("run", "my.toml", *tiny, *overrides, "--out", "a")
