@@ -16,7 +16,6 @@ from fedp3.planning.layer_sets import AUTO
 from fedp3.planning.prune_settings import SELECTORS
 from fedp3.planning.schedules import SCHEDULES
 from fedp3.privacy.requirements import refused_settings
-from fedp3.server.aggregators import MEANS_OF_CHANGES
 
 
 def resolve_others(config: Config) -> Config:
@@ -253,9 +252,6 @@ def _wrong_overlap(c: Config) -> dict[str, bool]:
         "[devices] round_end: 'buffered' is not accounted for under LDP; set 'wait'": (
             c.privacy.enabled
         ),
-        f"[aggregate] rule: {c.aggregate.rule!r} weighs an update by where it is, which says "
-        "nothing about one that started from an older model ([devices] round_end = 'buffered'); "
-        "set 'simple', 'examples' or 'weighted'": c.aggregate.rule not in MEANS_OF_CHANGES,
         f"[hooks] exchange: the tensors of {c.hooks.exchange!r} belong to one round, and with "
         "[devices] round_end = 'buffered' rounds overlap; set 'wait' or 'deadline'": (
             c.hooks.exchange != type(c.hooks)().exchange

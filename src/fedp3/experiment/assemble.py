@@ -34,6 +34,7 @@ from fedp3.data.shards import Shard
 from fedp3.experiment.compatibility import (
     check_device,
     check_hooks,
+    check_overlap,
     check_model,
     refuse_frozen,
     smallest_batch,
@@ -290,6 +291,7 @@ def _server_context(config: Config, spec: RunSpec, shards: Mapping[int, Shard]) 
         aggregator = AGGREGATORS.pick(config.aggregate.rule)(config.aggregate, spec)
     else:
         aggregator = make_aggregator(config.aggregate, spec)
+    check_overlap(config.devices, config.aggregate.rule, aggregator)
     # What is chosen for devices follows; a keep file was read together with the config.
     share = 1.0 if isinstance(config.prune.keep, str) else config.prune.keep
     return ServerContext(
