@@ -87,6 +87,26 @@ REFUSED = {
         ["devices.fleet=phones", "devices.round_end=buffered", "aggregate.rule=attention"],
         "[aggregate] rule: 'attention' weighs an update by where it is",
     ),
+    "codes for devices under a plan of one's own": (
+        ["devices.fleet=phones", "devices.planner=manual", "devices.codes=['ternary']"],
+        "[devices] codes: chosen together with windows of layers, and this run chooses none",
+    ),
+    "codes for devices without devices": (
+        ["devices.codes=['ternary']"],
+        "[devices] codes: no devices are described",
+    ),
+    "codes for devices under LDP": (
+        ["devices.fleet=phones", "devices.codes=['int8']", "privacy.enabled=true"],
+        "[devices] codes: under LDP all devices have one code",
+    ),
+    "a sparse code for devices": (
+        ["devices.fleet=phones", "devices.codes=['topk', 'int8']"],
+        "[devices] codes: topk sends some coordinates",
+    ),
+    "a code for devices that nobody knows": (
+        ["devices.fleet=phones", "devices.codes=['int7']"],
+        "did you mean 'int8'",
+    ),
     "a buffer larger than who computes": (
         ["devices.fleet=phones", "devices.round_end=buffered", "devices.buffer=50"],
         "[devices] buffer: 50 arrivals end a round, but only",

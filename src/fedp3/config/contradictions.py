@@ -5,13 +5,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from fedp3 import methods
-from fedp3.config.over_rounds import wrong_over_rounds
+from fedp3.config.over_rounds import wrong_downloads, wrong_over_rounds
 from fedp3.config.schema import Config
 from fedp3.config.toml import toml_value
 from fedp3.data.catalogue import TEXT
 from fedp3.data.partition import ROLES
 from fedp3.devices.round_ends import ROUND_ENDS
 from fedp3.methods import METHODS
+from fedp3.messages.compressors import COMPRESSORS
 from fedp3.planning.layer_sets import AUTO
 from fedp3.planning.prune_settings import SELECTORS
 from fedp3.planning.schedules import SCHEDULES
@@ -60,10 +61,29 @@ def resolve_devices(config: Config, given: Collection[tuple[str, str]]) -> tuple
     ]
     plan = replace(config.plan, layers=layers)
     config = replace(config, plan=plan, prune=replace(config.prune, keep=keep))
-    if layers == AUTO and ("upload", "compress") not in given and not config.privacy.enabled:
-        # Random rounding to 8 bits is unbiased, and an upload takes a quarter of the time.
-        config = replace(config, upload=replace(config.upload, compress="int8"))
+    if layers == AUTO and not config.privacy.enabled:
+        config = _with_codes(config, {*given, *((s, key) for s in row for key in row[s])})
     return config, mistakes
+
+
+# Codes of uploads among which each device gets the finest that costs it no local step.  Rounding
+# to 8 bits at random is unbiased; what the shorter ones lose is added to the next change.
+UPLOAD_CODES = ("int8", "int4", "ternary")
+# A copy has 16 bits a value, and ten changes fit into one: most phones of a round need fewer.
+DOWNLOAD_CODE = "ternary"
+
+
+def _with_codes(config: Config, named: Collection[tuple[str, str]]) -> Config:
+    """The config with codes in both directions, where neither the user nor the method names one."""
+    if ("upload", "compress") not in named:
+        finest, *coarser = UPLOAD_CODES
+        config = replace(config, upload=replace(config.upload, compress=finest))
+        if ("devices", "codes") not in named:
+            config = replace(config, devices=replace(config.devices, codes=tuple(coarser)))
+    if ("download", "compress") in named:
+        return config
+    coded = replace(config, download=replace(config.download, compress=DOWNLOAD_CODE))
+    return config if wrong_downloads(coded) else coded
 
 
 def resolve_participants(config: Config, given: Collection[tuple[str, str]]) -> Config:
@@ -243,7 +263,23 @@ def _wrong_devices(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
     }
     if mode.end is None:
         reasons |= _wrong_overlap(c)
+    if devices.codes:
+        reasons |= _wrong_codes(c)
     return [text for text, applies in reasons.items() if applies]
+
+
+def _wrong_codes(c: Config) -> dict[str, bool]:
+    """Where no code can be chosen for each device."""
+    sparse = [code for code in c.devices.codes if (x := COMPRESSORS.pick(code)) and x.sparse]
+    return {
+        "[devices] codes: chosen together with windows of layers, and this run chooses none; leave "
+        "codes out and set [upload] compress, or set [devices] planner to 'auto' with a method "
+        "such as fedp3": c.plan.layers != AUTO,
+        "[devices] codes: under LDP all devices have one code, which the audit checks; leave codes "
+        "out and set [upload] compress": c.privacy.enabled,
+        f"[devices] codes: {', '.join(sparse)} sends some coordinates, whose number is not what "
+        "bits are chosen for; leave it out": bool(sparse),
+    }
 
 
 def _wrong_overlap(c: Config) -> dict[str, bool]:

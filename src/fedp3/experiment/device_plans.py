@@ -79,7 +79,8 @@ def on_devices(costs: Sequence[ClientCost], fleet: RunFleet) -> list[ClientCost]
     placed = []
     for cost in costs:
         device, binding = fleet.devices[cost.id], fleet.binding[cost.id]
-        down, up = round(1e6 * cost.mb_down), round(1e6 * cost.mb_up)
+        # A device that missed many changes is sent a copy: no download is longer.
+        down, up = round(1e6 * cost.mb_copy), round(1e6 * cost.mb_up)
         seconds = sum(transfer_and_work(device, down, up, cost.gflop))
         placed.append(replace(cost, seconds=seconds, binding=binding))
     return placed
