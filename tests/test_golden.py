@@ -242,7 +242,12 @@ CASES: dict[str, Sequence[str]] = {
         *("method=fedavg", "devices.planner=manual", "devices.round_end=deadline", *PHONES),
         "devices.availability=daily",
     ),
-    "devices-over-selection": (*PHONES, *ONE_CODE, "devices.round_end=first", "run.clients_per_round=2"),
+    "devices-over-selection": (
+        *PHONES,
+        *ONE_CODE,
+        "devices.round_end=first",
+        "run.clients_per_round=2",
+    ),
     "devices-buffered": (*PHONES, *ONE_CODE, "devices.round_end=buffered", "run.rounds=6"),
     "devices-sub-models": (*PHONES, "method=fedrolex"),
     "devices-paced": (*PHONES, "method=fedp3-paced", "plan.period=2", "plan.share=0.3"),
@@ -253,7 +258,14 @@ SEVERAL_WORKERS = (
 )
 RESUMED = (
     *("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp"),
-    *("client-level-adam", "devices-buffered", "devices-codes", "devices-daily-deadline", "fedpart", "fedluar"),
+    *(
+        "client-level-adam",
+        "devices-buffered",
+        "devices-codes",
+        "devices-daily-deadline",
+        "fedpart",
+        "fedluar",
+    ),
     *("recycled-in-turn", "ldp-schedule", "devices-paced", "fedlama", "codes-paced"),
     *("codes-ternary", "codes-entropy", "codes-largest-weights", "codes-windows"),
     *("language-modelling", "adam-kept"),

@@ -80,7 +80,7 @@ REFUSED = {
         "'deadline' needs one; set round_seconds",
     ),
     "a deadline that nobody meets": (
-        ["devices.fleet=phones", "devices.round_seconds=0.001"],
+        ["devices.fleet=phones", "devices.round_seconds=0.00001"],
         "the smallest change that helps one device: devices.round_seconds = ",
     ),
     "attention over stale updates": (

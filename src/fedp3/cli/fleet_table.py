@@ -53,7 +53,9 @@ def show_fleet(experiment: "Experiment", title: str) -> None:
         limits.append(f"{settings.round_seconds:g} seconds of a round")
     terminal.line(f"limits: {', '.join(limits)}; binds: what keeps a device from training all")
     if is_coded(experiment.config.download):
-        terminal.line("MB down and seconds: at most, for a device that needs a copy of all it holds")
+        terminal.line(
+            "MB down and seconds: at most, for a device that needs a copy of all it holds"
+        )
     bound = Counter(fleet.binding[i] for i in range(len(fleet.devices)))
     shown = [f"{limit or 'nothing'} {count}" for limit, count in sorted(bound.items())]
     terminal.line(f"clients bound by: {', '.join(shown)}")

@@ -11,8 +11,8 @@ from fedp3.config.toml import toml_value
 from fedp3.data.catalogue import TEXT
 from fedp3.data.partition import ROLES
 from fedp3.devices.round_ends import ROUND_ENDS
-from fedp3.methods import METHODS
 from fedp3.messages.compressors import COMPRESSORS
+from fedp3.methods import METHODS
 from fedp3.planning.layer_sets import AUTO
 from fedp3.planning.prune_settings import SELECTORS
 from fedp3.planning.schedules import SCHEDULES

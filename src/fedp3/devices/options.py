@@ -3,9 +3,9 @@
 A candidate is a window of adjacent hidden layers, which are trained in full and uploaded with the
 head, and a share `keep` of all other layers, which are frozen unless the config says otherwise.
 For a device, a candidate becomes an option with the fewest parts per batch that fit into its memory
-and the most local steps that fit into its time.  Of the codes that uploads may have, it gets the one
-with the most bits that allows as many steps as any.  The search is exhaustive: every window with
-every share is a candidate.
+and the most local steps that fit into its time.  Of the codes that uploads may have, it gets the
+one with the most bits that allows as many steps as any.  The search is exhaustive: every window
+with every share is a candidate.
 """
 
 import math

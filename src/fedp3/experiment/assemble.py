@@ -34,8 +34,8 @@ from fedp3.data.shards import Shard
 from fedp3.experiment.compatibility import (
     check_device,
     check_hooks,
-    check_overlap,
     check_model,
+    check_overlap,
     refuse_frozen,
     smallest_batch,
 )
@@ -193,6 +193,8 @@ def assemble_from(
     check_hooks(spec)
     refuse_frozen(net)
     client = _client_context(config, spec, net, data)
+    if config.privacy.enabled and not config.client_privacy.enabled:
+        requirements.check(client, shards, config.privacy.delta)
     exchange = spec.hooks.exchange
     extra = exchange.begin(spec.layers, data.classes) if exchange else {}
     server = with_fleet(_server_context(config, spec, shards), config, client, extra)
@@ -209,10 +211,7 @@ def assemble_from(
     experiment = Experiment(config, server, client, shards, start)
     if config.client_privacy.enabled:
         return _with_client_privacy(experiment)
-    if not config.privacy.enabled:
-        return experiment
-    requirements.check(experiment.client, experiment.shards, config.privacy.delta)
-    if not resolve_noise:
+    if not config.privacy.enabled or not resolve_noise:
         return experiment
     return _with_budget(experiment, config.privacy.noise_multiplier)
 

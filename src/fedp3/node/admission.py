@@ -252,7 +252,8 @@ def _impossible_code(config: Config, task: Task) -> Iterator[str]:
     code, known = task.plan.code, config.devices.codes if config.devices.plans else ()
     if code and code not in known:
         chosen = f"or {', '.join(known)}" if known else "for every device"
-        yield f"it asks for uploads in {code}, and this config has {config.upload.compress} {chosen}"
+        usual = config.upload.compress
+        yield f"it asks for uploads in {code}, and this config has {usual} {chosen}"
 
 
 def _asks_no_more(p: LayerPlan, planned: LayerPlan) -> bool:
