@@ -54,6 +54,7 @@ CLIENT_LEVEL = (
     "client_privacy.clip=0.3",
 )  # fmt: skip
 PHONES = ("devices.fleet={'Nexus S' = 0.5, 'Pixel 3' = 0.5}", "devices.round_seconds=0.03")
+ONE_CODE = ("upload.compress=int8", "download.compress=none")
 PLAY = Path(__file__).with_name("play.txt")
 TEXT = (
     "data.name=text", f"data.path={PLAY}", "data.length=16", "partition.kind=roles",
@@ -288,13 +289,19 @@ CASES: dict[str, Sequence[str]] = {
     "client-level": (*CLIENT_LEVEL, MIXED, "upload.compress=int8"),
     "client-level-adam": (*CLIENT_LEVEL, "aggregate.server=adam", "aggregate.server_lr=0.01"),
     # devices and virtual time
-    "devices": PHONES,
+    "devices": (*PHONES, *ONE_CODE),
+    "devices-codes": (*PHONES, "devices.round_seconds=0.015"),
     "devices-daily-deadline": (
         *("method=fedavg", "devices.planner=manual", "devices.round_end=deadline", *PHONES),
         "devices.availability=daily",
     ),
-    "devices-over-selection": (*PHONES, "devices.round_end=first", "run.clients_per_round=2"),
-    "devices-buffered": (*PHONES, "devices.round_end=buffered", "run.rounds=6"),
+    "devices-over-selection": (
+        *PHONES,
+        *ONE_CODE,
+        "devices.round_end=first",
+        "run.clients_per_round=2",
+    ),
+    "devices-buffered": (*PHONES, *ONE_CODE, "devices.round_end=buffered", "run.rounds=6"),
     "devices-sub-models": (*PHONES, "method=fedrolex"),
     "devices-paced": (*PHONES, "method=fedp3-paced", "plan.period=2", "plan.share=0.3"),
 }
@@ -305,7 +312,14 @@ SEVERAL_WORKERS = (
 )
 RESUMED = (
     *("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp"),
-    *("client-level-adam", "devices-buffered", "devices-daily-deadline", "fedpart", "fedluar"),
+    *(
+        "client-level-adam",
+        "devices-buffered",
+        "devices-codes",
+        "devices-daily-deadline",
+        "fedpart",
+        "fedluar",
+    ),
     *("recycled-in-turn", "ldp-schedule", "devices-paced", "fedlama", "codes-paced"),
     *("codes-ternary", "codes-entropy", "codes-largest-weights", "codes-windows"),
     *("language-modelling", "adam-kept", "averaged", "hf-bert-heads", "hf-llama-skipped"),
@@ -313,11 +327,12 @@ RESUMED = (
 )
 ON_FLOWER = (
     *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),
-    *("client-level", "devices", "devices-buffered", "fedp3-paced", "fedluar", "fiarse-threshold"),
+    *("client-level", "devices", "devices-buffered", "devices-codes", "fedp3-paced", "fedluar"),
     *("codes-ternary", "codes-random", "codes-entropy", "codes-windows", "codes-largest-weights"),
     *("codes-topk", "codes-batch-norm", "codes-paced", "weak-clients", "fedlama"),
     *("language-modelling", "hf-bert-heads", "hf-llama-skipped", "hf-gpt2-units", "central"),
     *("fedit", "ffa-lora", "hetlora", "flexlora", "flora", "fedra", "lora-windows-of-ranks"),
+    *("fiarse-threshold"),
 )
 
 

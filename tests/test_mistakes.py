@@ -79,12 +79,32 @@ REFUSED = {
         "'deadline' needs one; set round_seconds",
     ),
     "a deadline that nobody meets": (
-        ["devices.fleet=phones", "devices.round_seconds=0.001"],
+        ["devices.fleet=phones", "devices.round_seconds=0.00001"],
         "the smallest change that helps one device: devices.round_seconds = ",
     ),
     "attention over stale updates": (
         ["devices.fleet=phones", "devices.round_end=buffered", "aggregate.rule=attention"],
         "[aggregate] rule: 'attention' weighs an update by where it is",
+    ),
+    "codes for devices under a plan of one's own": (
+        ["devices.fleet=phones", "devices.planner=manual", "devices.codes=['ternary']"],
+        "[devices] codes: chosen together with windows of layers, and this run chooses none",
+    ),
+    "codes for devices without devices": (
+        ["devices.codes=['ternary']"],
+        "[devices] codes: no devices are described",
+    ),
+    "codes for devices under LDP": (
+        ["devices.fleet=phones", "devices.codes=['int8']", "privacy.enabled=true"],
+        "[devices] codes: under LDP all devices have one code",
+    ),
+    "a sparse code for devices": (
+        ["devices.fleet=phones", "devices.codes=['topk', 'int8']"],
+        "[devices] codes: topk sends some coordinates",
+    ),
+    "a code for devices that nobody knows": (
+        ["devices.fleet=phones", "devices.codes=['int7']"],
+        "did you mean 'int8'",
     ),
     "a buffer larger than who computes": (
         ["devices.fleet=phones", "devices.round_end=buffered", "devices.buffer=50"],

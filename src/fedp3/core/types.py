@@ -157,6 +157,7 @@ class ClientPlan:
         steps: the number of local steps; 0 means as many as the run's settings say.
         split: each batch is computed in this many parts, one after the other, which needs less
             memory; their gradients are added up.
+        code: the code of what the client uploads; empty means the run's `upload.compress`.
     """
 
     client: int
@@ -164,6 +165,7 @@ class ClientPlan:
     deal: tuple[int, int] = (0, 1)
     steps: int = 0
     split: int = 1
+    code: str = ""
 
     @property
     def full_layers(self) -> tuple[Layer, ...]:
