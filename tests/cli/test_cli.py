@@ -483,6 +483,15 @@ def test_methods_lists_a_line_each(fedp3):
     assert set(last(fedp3("methods", "--json")[1])) >= {"fedp3", "fedavg"}
 
 
+def test_methods_lists_what_one_of_them_sets(fedp3):
+    code, out, _ = fedp3("methods", "heterofl")
+    assert code == 0 and '  prune.selector = "ordered"' in out.splitlines()
+    assert last(fedp3("methods", "fedavg", "--json")[1])["sets"]["plan"] == {"layers": "full"}
+    assert "sets nothing" in fedp3("methods", "fedp3")[1]
+    code, _, err = fedp3("methods", "heterofi")
+    assert code == 2 and "did you mean 'heterofl'" in err
+
+
 def test_a_missing_score_is_a_dash():
     assert (share(None), share(0.5)) == ("-", "50.0 %")
 

@@ -176,14 +176,15 @@ def test_the_refusal_names_what_would_be_sent_without_noise() -> None:
 
 
 @every_method
-def test_each_method_has_a_card_that_names_its_settings(method: str) -> None:
+def test_each_method_has_a_card(method: str) -> None:
     card = Path(__file__).parents[2] / "docs" / "methods" / f"{method}.md"
     text = card.read_text(encoding="utf-8")
-    for part in ("## What", "## How", "## Settings", "## Differs"):
-        assert part in text, f"{card.name} lacks {part}"
-    for section, keys in METHODS[method].settings.items():
-        for key in keys:
-            assert f"{section}.{key}" in text, f"{card.name} does not name {section}.{key}"
+    assert "Source" in text or "## Paper" in text, f"{card.name} names no source"
+    assert "Differs" in text, f"{card.name} does not say how the method differs from its source"
+    if "## Settings" in text:  # otherwise they are added when the site is built
+        for section, keys in METHODS[method].settings.items():
+            for key in keys:
+                assert f"{section}.{key}" in text, f"{card.name} does not name {section}.{key}"
 
 
 # ----------------------------------------------------------- what a hostile or broken client can do
