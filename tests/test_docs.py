@@ -7,10 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 import fedp3
+from fedp3.cli import main
 from fedp3.client.objectives import OBJECTIVES, SHIPPED
 from fedp3.core.types import RejectionCode
 from test_package import PACKAGES
@@ -34,6 +36,37 @@ def test_the_tutorial_runs_and_is_short(tmp_path):
     score = float(re.search(r"'G': '([\d.]+) %'", done.stdout)[1])
     assert score > 80, done.stdout
     assert (tmp_path / "runs/tutorial/report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("page", ["uneven-devices", "private"])
+def test_the_commands_of_a_tutorial_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "tutorials" / f"{page}.md").read_text()
+    lines = "".join(re.findall(r"```sh\n(.*?)```", text, re.S)).splitlines()
+    commands = []
+    variables = {}
+    for line in lines:
+        name, is_variable, value = line.partition("=")
+        if is_variable and name.isupper():
+            variables[f"${name}"] = value.strip('"').split()
+        else:
+            words = line.partition("#")[0].split()
+            commands.append([part for word in words for part in variables.get(word, [word])])
+    assert len(commands) >= 4
+    smaller = {
+        "run": [
+            "model.width=0.1",
+            "run.rounds=1",
+            "partition.clients=4",
+            "run.clients_per_round=2",
+        ],
+        "audit": ["--only", "accountant"],
+    }
+    for program, *words in commands:
+        assert program == "fedp3"
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *smaller.get(words[0], [])])
+        assert not ended.value.code, words
 
 
 def test_the_parts_of_your_own_on_the_how_to_page_run(tmp_path):
@@ -116,9 +149,9 @@ def test_every_key_of_a_run_folder_is_on_its_page(tmp_path):
     result = json.loads((tmp_path / "run/result.json").read_text())
     about = json.loads((tmp_path / "run/run.json").read_text())
     for name, keys in {"events.jsonl": event, "result.json": result, "run.json": about}.items():
-        absent = [key for key in keys if f'"{key}"' not in sections[name]]
+        absent = [key for key in keys if f"`{key}`" not in sections[name]]
         assert not absent, f"{name}: {absent}"
-    assert all(f"| `{code}` |" in sections["events.jsonl"] for code in RejectionCode)
+    assert all(f"- `{code}`:" in sections["events.jsonl"] for code in RejectionCode)
 
 
 def test_links_between_documents_lead_somewhere():

@@ -140,12 +140,12 @@ def config_text() -> str:
 def settings_text(method: str) -> str:
     """What a method sets, as a table."""
     rows = [
-        (f"`{key}`", f"`{toml(value)}`", f"`{toml(default)}`")
+        (f"`{key}`", f"`{toml(value)}`", "the same" if value == default else f"`{toml(default)}`")
         for key, value, default in method_settings(method)
     ]
     if not rows:
         return f'`method = "{method}"` sets nothing: its settings are the defaults.'
-    return f'`method = "{method}"` sets:\n\n{table(("key", "to", "instead of"), rows)}'
+    return f'`method = "{method}"` sets:\n\n{table(("key", "to", "default"), rows)}'
 
 
 # --------------------------------------------------------------------------- command line

@@ -10,7 +10,7 @@ from pathlib import Path
 WIDTH = 640
 STYLE = """
 svg { --paper: #fff; --ink: #1b2530; --soft: #56626f; --line: #9aa7b6; --sent: #2f6fd6;
-  --trained: #d97b16; --empty: #eef1f5; --a: #dbe7fb; --b: #fbe6d2; --c: #d7efe6; --d: #ece3f7; }
+  --trained: #d97b16; --empty: #dfe4ea; --a: #dbe7fb; --b: #fbe6d2; --c: #d7efe6; --d: #ece3f7; }
 @media (prefers-color-scheme: dark) {
   svg { --paper: #1a1c1e; --ink: #e6e9ec; --soft: #a9b3bd; --line: #5b6776; --sent: #5b93ee;
     --trained: #e9973d; --empty: #2a2e33; --a: #233a5e; --b: #57391c; --c: #1d4a3c; --d: #41305c; }

@@ -1,5 +1,6 @@
 """What holds for every method: it runs and resumes, and its bytes are those of the codec."""
 
+import re
 import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -179,7 +180,7 @@ def test_the_refusal_names_what_would_be_sent_without_noise() -> None:
 def test_each_method_has_a_card(method: str) -> None:
     card = Path(__file__).parents[2] / "docs" / "methods" / f"{method}.md"
     text = card.read_text(encoding="utf-8")
-    assert "Source" in text or "## Paper" in text, f"{card.name} names no source"
+    assert re.search(r"Source|Paper|\b(19|20)\d\d\b", text), f"{card.name} names no source"
     assert "Differs" in text, f"{card.name} does not say how the method differs from its source"
     if "## Settings" in text:  # otherwise they are added when the site is built
         for section, keys in METHODS[method].settings.items():
