@@ -86,8 +86,10 @@ def test_init_plan_run_report_from_nothing(fedp3, tmp_path):
         and "what one round requires of each client" in out
         and "next: fedp3 run my.toml" in out
     )
+    standing = ("reads the samples themselves", "how many samples of each label", "no formal")
+    assert all(out.count(sentence) == 1 for sentence in standing)  # once per plan, and nowhere else
     code, out, err = fedp3("run", "my.toml", *TINY, "--out", "runs/a")
-    assert code == 0
+    assert code == 0 and not any(sentence in out + err for sentence in standing)
     assert "round 2/2" in err
     assert out.strip().splitlines()[-1] == "open runs/a/report.html"
     assert (tmp_path / "runs/a/report.html").exists()
