@@ -166,6 +166,12 @@ def test_each_client_may_have_rows_of_its_own() -> None:
     assert [row["name"] for row in lazy.per_client] == ["a", "b"]
 
 
+def test_the_test_set_may_be_in_memory_or_read_lazily_too() -> None:
+    rows, arrays = TensorDataset(X, Y), (X[:20], Y[:20])
+    results = [run(rows, lazy=True, test=t) for t in (arrays, TensorDataset(*arrays))]
+    assert results[0].scores == results[1].scores and results[0].scores["C"] is not None
+
+
 def test_targets_that_change_with_their_inputs_are_those_of_the_read() -> None:
     class Flipped(Dataset[Any]):
         def __len__(self) -> int:

@@ -66,6 +66,8 @@ def gather(
     names, members, divided = _members(train)
     sets = [_dataset(one, labelled=labelled, lazy=lazy) for one in members]
     held_out = [] if test is None else [_dataset(test, labelled=labelled, lazy=lazy)]
+    if lazy and all(one.rows is None for one in (*sets, *held_out)):
+        raise InputError("lazy=True is for data sets that are read row by row; these are arrays")
     if (divided or held_out) and any(one.test is not None for one in (*sets, *held_out)):
         raise InputError("a data set has a test set of its own; pass only one test set, as test=")
     common = with_common_classes([*sets, *held_out])
@@ -174,8 +176,6 @@ def _dataset(data: Any, *, labelled: bool, lazy: bool) -> Dataset:
     if not isinstance(data, tuple | list) or _is_rows(data):
         rows: Any = data
         return from_torch(rows, labelled=labelled, lazy=lazy)
-    if lazy:
-        raise InputError("lazy=True is for data sets that are read row by row; these are arrays")
     if len(data) != 2:
         hint = f"; for training and test data {PAIRS}" if len(data) == 4 else ""
         clients = "; for the data of each client pass a list" if any(map(_is_data, data)) else ""
