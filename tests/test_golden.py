@@ -116,6 +116,7 @@ CASES: dict[str, Sequence[str]] = {
     "ffa-lora": ("method=ffa-lora", *LORA),
     "hetlora": ("method=hetlora", *LORA),
     "flexlora": ("method=flexlora", *LORA),
+    "flora": ("method=flora", *LORA),
     "fedra": ("method=fedra", *LORA, "plan.layers=blocks-1"),
     # selectors
     "selector-random": (MIXED, "prune.selector=random"),
@@ -294,7 +295,7 @@ CASES: dict[str, Sequence[str]] = {
 SEVERAL_WORKERS = (
     *("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp", "client-level"),
     *("devices-buffered", "codes-entropy", "fedp3-paced", "language-modelling", "hf-bert-heads"),
-    *("hetlora", "flexlora", "lora-hf-bert"),
+    *("hetlora", "flexlora", "flora", "lora-hf-bert"),
 )
 RESUMED = (
     *("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp"),
@@ -302,7 +303,7 @@ RESUMED = (
     *("recycled-in-turn", "ldp-schedule", "devices-paced", "fedlama", "codes-paced"),
     *("codes-ternary", "codes-entropy", "codes-largest-weights", "codes-windows"),
     *("language-modelling", "adam-kept", "hf-bert-heads", "hf-llama-skipped"),
-    *("ffa-lora", "flexlora", "fedra", "lora-windows-of-ranks"),
+    *("ffa-lora", "flexlora", "flora", "fedra", "lora-windows-of-ranks"),
 )
 ON_FLOWER = (
     *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),
@@ -310,7 +311,7 @@ ON_FLOWER = (
     *("codes-ternary", "codes-random", "codes-entropy", "codes-windows", "codes-largest-weights"),
     *("codes-topk", "codes-batch-norm", "codes-paced", "weak-clients", "fedlama"),
     *("language-modelling", "hf-bert-heads", "hf-llama-skipped", "hf-gpt2-units"),
-    *("fedit", "ffa-lora", "hetlora", "flexlora", "fedra", "lora-windows-of-ranks"),
+    *("fedit", "ffa-lora", "hetlora", "flexlora", "flora", "fedra", "lora-windows-of-ranks"),
 )
 
 

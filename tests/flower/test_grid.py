@@ -53,6 +53,7 @@ from fedp3.experiment.assemble import assemble
 from fedp3.messages.codec import encode_update, room_for
 from fedp3.messages.framing import MAGIC, payload_size
 from fedp3.methods import METHODS
+from fedp3.models.frozen import frozen_sha256
 from fedp3.node.context import Request
 from fedp3.privacy.mechanism import mechanism_of
 from fedp3.runs import checkpoint, writer
@@ -364,6 +365,26 @@ def test_nodes_that_do_not_fit_get_no_tasks(shared, tmp_path):
     engine = engine_over(grid_of(shared, tmp_path), other, roster=strangers)
     _, record = run_round(other.server, other.start, engine.execute)
     assert set(strangers.refused.values()) == {"it was set up with another config"} and record.void
+
+
+def test_a_node_with_another_frozen_part_gets_no_tasks(tmp_path):
+    """The same config, but the pretrained weights on the node are others."""
+    experiment = assemble(config.parse({}, [*SMALL, "model.frozen=['fc1']"]))
+    grid = grid_of(experiment, tmp_path)
+    wire = Wire(
+        spec=experiment.server.spec,
+        digest=experiment.config.digest(),
+        run=RUN,
+        rest=lambda: time.sleep(0.001),
+        frozen="0f" * 32,
+    )
+    roster, matching = Roster(), Roster()
+    with in_a_run():
+        roster.refresh(grid, wire)
+        assert len(roster.refused) == CLIENTS and not roster.met
+        assert "frozen part of its network has other values" in roster.refused[min(roster.refused)]
+        matching.refresh(grid, replace(wire, frozen=frozen_sha256(experiment.client.net)))
+        assert len(matching.met) == CLIENTS
 
 
 def test_after_the_deadline_a_client_is_late_and_its_answer_is_never_used(shared, tmp_path):

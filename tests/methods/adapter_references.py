@@ -44,6 +44,8 @@ def merged(W: Values, frozen: Values) -> Values:
     for l in ADAPTED:
         change = product(everything[f"{l}.a.weight"], everything[f"{l}.b.weight"])
         plain[f"{l}.weight"] = frozen[f"{l}.base.weight"] + SCALE * change
+        if f"{l}.fold.weight" in W:
+            plain[f"{l}.weight"] = plain[f"{l}.weight"] + W[f"{l}.fold.weight"]
         plain[f"{l}.bias"] = frozen[f"{l}.base.bias"]
     return plain | {n: W[n] for n in OUT}
 
@@ -73,7 +75,8 @@ def adapters(b: Bench, frozen: Values, keeps: Sequence[float], combine: Combine)
         for i in b.train:
             mask = pair_masks(W, ceil_share(keeps[i], RANK))
             start = {n: w * mask[n] for n, w in W.items()}
-            uploads.append(local(b, i, start, (t, i), names=list(W), loss=loss, masks=mask))
+            names = [n for n in W if ".fold." not in n]
+            uploads.append(local(b, i, start, (t, i), names=names, loss=loss, masks=mask))
             masks.append(mask)
         return combine(W, uploads, masks)
 
@@ -100,8 +103,8 @@ def by_norm(W: Values, uploads: Sequence[Values], masks: Sequence[Values]) -> Va
     return new
 
 
-def by_product(b: Bench) -> Combine:
-    """FlexLoRA: the mean product, cut back to the rank."""
+def by_product(b: Bench, *, cut: bool) -> Combine:
+    """FlexLoRA: the mean product, cut back to the rank.  FLoRA: it is added to the weights."""
 
     def combine(W: Values, uploads: Sequence[Values], masks: Sequence[Values]) -> Values:
         weights = [len(b.train[i]) for i in b.train]
@@ -112,6 +115,9 @@ def by_product(b: Bench) -> Combine:
             for u, w in zip(uploads, weights, strict=True):
                 change = product(u[f"{l}.a.weight"].double(), u[f"{l}.b.weight"].double())
                 mean = mean + w / math.fsum(weights) * change
+            if not cut:
+                new[f"{l}.fold.weight"] = W[f"{l}.fold.weight"] + SCALE * mean.float()
+                continue
             U, S, V = torch.linalg.svd(mean)
             new[f"{l}.a.weight"] = V[:RANK].float()
             new[f"{l}.b.weight"] = (U[:, :RANK] * S[:RANK]).float()

@@ -154,7 +154,7 @@ PRIVATE = {
     "fedp3", "fedp3-lowerb", "fedp3-opu2", "fedp3-opu3", "fedavg", "fedper", "local",
     "fedrop", "fjord", "fiarse", "ist", "resist", "fedavg-fp16", "fedavg-int8", "fedavg-topk",
     "fedavg-layer", "fedavgm", "fedadam", "fedp3-paced", "fedpart", "fedlp", "fedluar", "cocofl",
-    "fedlama", "fedit", "ffa-lora", "hetlora", "flexlora", "fedra",
+    "fedlama", "fedit", "ffa-lora", "hetlora", "flexlora", "flora", "fedra",
 }  # fmt: skip
 
 

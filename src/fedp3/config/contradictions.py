@@ -238,11 +238,11 @@ def _wrong_adapters(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
             if getattr(adapter, key) != getattr(usual, key)
         ] + _wrong_norm(c)
     combined = ADAPTER_RULES.pick(adapter.rule).combines
-    after = "[adapter] rule: under 'product' the matrices of two rounds have nothing in common but "
-    after += "their product, so that "
+    after = f"[adapter] rule: under {adapter.rule!r} the matrices of two rounds have nothing in "
+    after += "common but their product, so that "
     reasons = {
         f"[aggregate] rule: {aggregate.rule!r} does not say how much a client's product counts; "
-        "with [adapter] rule = 'product' set 'simple', 'examples' or 'weighted'": (
+        f"with [adapter] rule = {adapter.rule!r} set 'simple', 'examples' or 'weighted'": (
             combined and aggregate.rule not in MEANS_OF_CHANGES
         ),
         after + "no optimizer, damping, recycling or interval can follow the mean; set [aggregate] "
@@ -264,6 +264,10 @@ def _wrong_adapters(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
         ),
         after + "their change has no meaning that client-level DP could clip; set 'freeze_a'": (
             combined and c.client_privacy.enabled
+        ),
+        "[adapter] rule: 'stack' sends all clients what was added to the weights, and [devices] "
+        "planner = 'auto' does not count that; use another rule, or planner = 'manual'": (
+            adapter.rule == "stack" and c.devices.plans
         ),
         "[hooks] scale: the outputs of an adapter are not divided by its share of the rank; set "
         "scale to false": c.hooks.scale,
