@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedp3.cli import terminal
-from fedp3.messages.versions import is_coded
 
 if TYPE_CHECKING:
     from fedp3.costs.table import ClientCost
@@ -32,6 +31,8 @@ def show_fleet(experiment: "Experiment", title: str) -> None:
         experiment: a run whose devices are described.
         title: the title of the table.
     """
+    from fedp3.messages.versions import is_coded
+
     fleet = experiment.server.fleet
     assert fleet is not None
     groups: dict[tuple[object, ...], list[ClientCost]] = {}
