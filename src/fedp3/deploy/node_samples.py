@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from flwr.app import Context
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from fedp3.client.batching import AUTO
@@ -106,6 +106,8 @@ def _dataset(part: Any, net: nn.Module, *, labelled: bool) -> Dataset:
         raise DataError(f"load_data returned None, want {WANTED}")
     if isinstance(part, DataLoader):
         part = part.dataset
+    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
+        part = part.tensors  # which are read at once, and not sample by sample
     if _is_rows(part):
         data = from_torch(part, labelled=labelled)
     else:
