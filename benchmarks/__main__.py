@@ -20,7 +20,18 @@ from pathlib import Path
 
 import torch
 
-from benchmarks import around, bare, codes, costs, devices, fleets, peers, private, tables
+from benchmarks import (
+    around,
+    bare,
+    codes,
+    costs,
+    devices,
+    fleets,
+    flower_messages,
+    peers,
+    private,
+    tables,
+)
 from benchmarks.ratio import Work, compare, shown
 from fedp3.engines.in_process import sequential
 from fedp3.engines.process_pool import pool
@@ -155,6 +166,7 @@ ROWS: Mapping[str, Row] = {
     **devices.ROWS,
     **codes.ROWS,
     **costs.ROWS,
+    **flower_messages.ROWS,
     "demo": demo,
 }
 

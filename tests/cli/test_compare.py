@@ -1,12 +1,14 @@
 """`fedp3 compare` as a user types it: verdicts, budgets, warnings and narrow terminals."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from fedp3.cli import terminal
+from processes import run_fedp3
 
 TINY = [
     "model.width=0.03",
@@ -26,14 +28,21 @@ TEXT = [
 LONG = "heterofl-with-a-very-long-name-of-44-letters"
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with a config and a sweep: fedavg and fedp3 with three seeds each."""
+    folder = tmp_path_factory.mktemp("sweep")
+    config, out = str(folder / "my.toml"), str(folder / "d")
+    methods = ["--methods", "fedavg,fedp3", "--seeds", "3"]
+    assert run_fedp3("init", config) == 0
+    assert run_fedp3("sweep", config, *TINY, *methods, "--out", out) == 0
+    return folder
+
+
 @pytest.fixture
-def sweep(fedp3):
-    """d/fedavg and d/fedp3 with three seeds each."""
-    fedp3("init", "my.toml")
-    code, *_ = fedp3(
-        "sweep", "my.toml", *TINY, "--methods", "fedavg,fedp3", "--seeds", "3", "--out", "d"
-    )
-    assert code == 0
+def sweep(fedp3, trained, tmp_path):
+    """A copy of it in the working directory: my.toml, d/fedavg and d/fedp3."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
 
 
 def last(out):

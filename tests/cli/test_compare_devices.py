@@ -2,11 +2,13 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
 from device_runs import add_devices, events_of
+from processes import run_fedp3
 
 TINY = [
     "model.width=0.03",
@@ -18,14 +20,23 @@ TINY = [
 ]
 
 
-@pytest.fixture
-def runs(fedp3):
-    """Two runs with devices, a and b, and one without, c."""
-    fedp3("init", "my.toml")
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """A folder with two runs with devices, a and b, and one without, c."""
+    folder = tmp_path_factory.mktemp("runs")
+    config = str(folder / "my.toml")
+    assert run_fedp3("init", config) == 0
     for name in "abc":
-        assert fedp3("run", "my.toml", *TINY, "--out", name)[0] == 0
-    add_devices(Path("a"), "boards")
-    add_devices(Path("b"), "phones", slower=2.0)
+        assert run_fedp3("run", config, *TINY, "--out", str(folder / name)) == 0
+    add_devices(folder / "a", "boards")
+    add_devices(folder / "b", "phones", slower=2.0)
+    return folder
+
+
+@pytest.fixture
+def runs(fedp3, trained, tmp_path):
+    """A copy of them in the working directory."""
+    shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
 
 
 def last(out):

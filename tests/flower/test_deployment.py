@@ -30,6 +30,7 @@ from fedp3.experiment.assemble import assemble
 from fedp3.runs import run_folder
 from fedp3.runs.session import run_rounds
 from flower.conversion import trained_without_flower, write_converted
+from processes import run_fedp3
 
 HERE = Path(__file__).parent
 SECONDS = 1800  # for what takes one or two minutes on an idle machine
@@ -94,23 +95,31 @@ def ended(running, run: str) -> dict:
     )
 
 
+def expected_of(settings: config.Config) -> dict:
+    """The result of a run in process."""
+    experiment = assemble(settings)
+    return json.loads(json.dumps(run_rounds(experiment, make_engine(experiment, 1)).result))
+
+
 @pytest.fixture(scope="module")
-def hard(tmp_path_factory):
+def hard():
     """The config of the promise, and the model it gives in process."""
     settings = config.parse({}, [*SETTINGS, *HARD])
-    experiment = assemble(settings)
-    return settings, json.loads(
-        json.dumps(run_rounds(experiment, make_engine(experiment, 1)).result)
-    )
+    return settings, expected_of(settings)
 
 
-def test_three_nodes_and_two_rounds_give_the_bits_of_a_run_in_process(running, hard, tmp_path):
-    settings, expected = hard
+def test_two_nodes_and_two_rounds_give_the_bits_of_a_run_in_process(tmp_path):
+    """Each message starts a process, so that this test has no more nodes than it needs."""
+    settings = config.parse({}, [*SETTINGS, *HARD, "partition.clients=2"])
+    expected = expected_of(settings)
     write_app(tmp_path / "app", settings, tmp_path / "run", None)
-    run = ended(running, started(running, tmp_path / "app", wait=600.0))
-    assert run["status"] == "finished:completed", flwr(
-        running.place, "log", run["run-id"], "up", "--show"
-    )
+    with cluster(Place(folder=tmp_path / "cluster"), 2) as pair:
+        run = ended(pair, started(pair, tmp_path / "app", wait=600.0))
+        assert run["status"] == "finished:completed", flwr(
+            pair.place, "log", run["run-id"], "up", "--show"
+        )
+        watched = [pair.superlink.pid, *(p.pid for p in pair.nodes.values())]
+    assert not [pid for pid in watched if Path(f"/proc/{pid}").exists()]
     result = files.read_json(tmp_path / "run" / "result.json")
     for key in ("model_sha256", "final", "mb_up", "mb_down", "rejected"):
         assert result[key] == expected[key], key
@@ -336,20 +345,15 @@ def test_with_tls_strangers_and_plain_text_are_refused_and_the_round_is_not_touc
 # --------------------------------------------------------------------------- the command
 
 
-def test_other_machines_are_let_in_only_with_tls_or_on_purpose(tmp_path):
-    up = [
-        sys.executable,
-        "-m",
-        "fedp3",
-        "flower",
-        "up",
-        "--host",
-        "0.0.0.0",
-        "--dir",
-        str(tmp_path / "up"),
-    ]
-    done = subprocess.run(up, capture_output=True, text=True, timeout=SECONDS)
-    assert done.returncode == 2 and "add --tls, or --insecure" in done.stderr
+def fedp3(capsys, *arguments: str) -> tuple[int, str, str]:
+    """Run the command line in this process: exit code, standard output and standard error."""
+    return run_fedp3(*arguments), *capsys.readouterr()
+
+
+def test_other_machines_are_let_in_only_with_tls_or_on_purpose(tmp_path, capsys):
+    up = ["flower", "up", "--host", "0.0.0.0", "--dir", str(tmp_path / "up")]
+    code, _, err = fedp3(capsys, *up)
+    assert code == 2 and "add --tls, or --insecure" in err
     assert not (tmp_path / "up").exists()
 
 
@@ -381,27 +385,16 @@ def test_certificates_stay_while_they_are_good(tmp_path, monkeypatch):
     assert (tmp_path / "ca.crt").read_bytes() != short, "they end within a day"
 
 
-def test_an_app_is_written_once_and_only_from_a_good_config(tmp_path):
+def test_an_app_is_written_once_and_only_from_a_good_config(tmp_path, capsys):
     (tmp_path / "my.toml").write_text("[run]\nrounds = 2\n")
-    app = [
-        sys.executable,
-        "-m",
-        "fedp3",
-        "flower",
-        "app",
-        str(tmp_path / "app"),
-        "--config",
-        str(tmp_path / "my.toml"),
-    ]
-    wrong = subprocess.run([*app, "run.round=3"], capture_output=True, text=True)
-    assert (
-        wrong.returncode == 2 and "did you mean" in wrong.stderr and not (tmp_path / "app").exists()
-    )
-    done = subprocess.run([*app, "run.seed=4"], capture_output=True, text=True)
-    assert done.returncode == 0 and "next: flwr run" in done.stdout, done.stderr
+    app = ["flower", "app", str(tmp_path / "app"), "--config", str(tmp_path / "my.toml")]
+    code, _, err = fedp3(capsys, *app, "run.round=3")
+    assert code == 2 and "did you mean" in err and not (tmp_path / "app").exists()
+    code, out, err = fedp3(capsys, *app, "run.seed=4")
+    assert code == 0 and "next: flwr run" in out, err
     assert config.load(tmp_path / "app" / "fedp3_app" / "config.toml").run.seed == 4
-    again = subprocess.run(app, capture_output=True, text=True)
-    assert again.returncode == 2 and "not empty" in again.stderr
+    code, _, err = fedp3(capsys, *app)
+    assert code == 2 and "not empty" in err
 
 
 @pytest.mark.deploy

@@ -16,6 +16,7 @@ from fedp3 import cli
 from fedp3.core import files
 from fedp3.engines.flower import orphan_reaper
 from fedp3.runs import run_folder
+from processes import run_fedp3
 
 CONFIG = """
 method = "fedp3"
@@ -49,9 +50,7 @@ def command(*arguments: str) -> list[str]:
 def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("simulation")
     (folder / "my.toml").write_text(CONFIG)
-    subprocess.run(
-        command("run", str(folder / "my.toml"), "--out", str(folder / "inprocess")), check=True
-    )
+    assert run_fedp3("run", str(folder / "my.toml"), "--out", str(folder / "inprocess")) == 0
     return folder
 
 

@@ -1,13 +1,10 @@
 """A run that kills itself with SIGKILL at a named moment.
 
-Usage: `python killed.py CONFIG FOLDER MOMENT N`.
-
 The process, the signal and the files are real; only the moment is arranged.
 """
 
 import os
 import signal
-import sys
 from pathlib import Path
 
 from fedp3 import cli
@@ -82,7 +79,8 @@ MOMENTS = {
     "in the last evaluation": lambda n: replace_in(session, "finish", after(1, session.finish)),
 }
 
-if __name__ == "__main__":
-    config, folder, moment, number = sys.argv[1:5]
-    MOMENTS[moment](int(number))
+
+def train(config: str, folder: str, moment: str, number: int) -> None:
+    """Train until this moment."""
+    MOMENTS[moment](number)
     cli.main(["run", config, "--out", folder])

@@ -18,6 +18,7 @@ from torch import nn
 import fedp3
 from fedp3.core import files
 from fedp3.core.errors import InputError
+from fedp3.core.hashing import model_sha256
 from fedp3.runs import callbacks, progress
 from fedp3.runs.history import History
 from fedp3.runs.run_folder import as_event
@@ -100,12 +101,16 @@ def test_the_order_and_arguments_of_calls(data: Any, tmp_path: Path) -> None:
     call = fedp3.Callback(
         on_begin=lambda start: seen.append(("begin", len(start.history), start.folder)),
         on_round=lambda record: seen.append(("round", record.t)),
+        on_model=lambda rounds, W: seen.append(("model", rounds, model_sha256(W))),
         stop=lambda history: seen.append(("stop", len(history))),
         on_end=lambda result: seen.append(("end", None if result is None else result["rounds"])),
     )
-    run(data, after(2), call, out=tmp_path / "r")
+    result = run(data, after(2), call, out=tmp_path / "r")
     assert seen[0] == ("begin", 0, tmp_path / "r") and seen[-1] == ("end", 2)
-    assert seen[1:-1] == [("round", 0), ("stop", 1), ("round", 1)]
+    models = [call for call in seen if call[0] == "model"]
+    assert [rounds for _, rounds, _ in models] == [1, 2] and models[0][2] != models[1][2]
+    assert models[1][2] == result.model_sha256
+    assert seen[1:-1] == [("round", 0), models[0], ("stop", 1), ("round", 1), models[1]]
     seen.clear()
     run(data, call, out=tmp_path / "r", resume=True)
     assert seen[:2] == [("stop", 2), ("begin", 2, tmp_path / "r")]

@@ -9,13 +9,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
 
 import pytest
-from killed import MOMENTS
+from killed import MOMENTS, train
 
 from fedp3 import cli
 from fedp3.core import files
@@ -23,8 +22,8 @@ from fedp3.core.errors import RunError
 from fedp3.core.files import locked
 from fedp3.runs import checkpoint, run_folder, writer
 from fedp3.runs.writer import round_writer
+from processes import ended, start, start_fedp3
 
-HERE = Path(__file__).parent
 CONFIG = """
 method = "fedp3"
 [partition]
@@ -85,11 +84,9 @@ def hash_after_resume(folder: Path) -> str:
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_killed_at_this_moment_it_resumes_to_the_same_bits(moment, place, uninterrupted, tmp_path):
-    done = subprocess.run(
-        [sys.executable, HERE / "killed.py", place / "my.toml", tmp_path / "run", moment, "3"],
-        capture_output=True,
-    )
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()[-2000:]
+    log, folder = tmp_path / "log", str(tmp_path / "run")
+    killed = start(log, train, str(place / "my.toml"), folder, moment, 3)
+    assert ended(killed) == -signal.SIGKILL, log.read_text()[-2000:]
     assert not (tmp_path / "run" / "result.json").exists()
     assert hash_after_resume(tmp_path / "run") == uninterrupted
 
@@ -106,16 +103,11 @@ def test_a_signal_leaves_a_checkpoint_and_names_the_way_back(
         "--out",
         str(folder),
     ]
-    process = subprocess.Popen(
-        [sys.executable, "-m", "fedp3", "run", *slow],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+    process = start_fedp3(tmp_path / "log", "run", *slow)
     wait_for(lambda: len(run_folder.read_events(folder)) >= 3)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 128 + number, err
+    os.kill(process.pid, number)
+    code, err = ended(process), (tmp_path / "log").read_text()
+    assert code == 128 + number, err
     assert f"fedp3 resume {folder}" in err
     newest = max(p.stem for p in (folder / "checkpoint").glob("*.json"))
     # After a signal between the event and the end of a round, the event is cut on resume, and the
@@ -328,10 +320,9 @@ def test_a_second_writer_is_refused_and_a_dead_ones_lock_is_not_one(
     shutil.copytree(place / "uninterrupted", tmp_path / "run")
     (tmp_path / "run" / "result.json").unlink()
     with locked(tmp_path / "run"):
-        other = [sys.executable, "-m", "fedp3", "resume", str(tmp_path / "run")]
-        refused = subprocess.run(other, capture_output=True, text=True)
-        assert refused.returncode == 2
-        assert f"written by process {os.getpid()}" in refused.stderr
+        refused = start_fedp3(tmp_path / "log", "resume", str(tmp_path / "run"))
+        assert ended(refused) == 2
+        assert f"written by process {os.getpid()}" in (tmp_path / "log").read_text()
     assert (tmp_path / "run" / ".lock").exists()
     assert hash_after_resume(tmp_path / "run") == uninterrupted
 

@@ -35,7 +35,6 @@ from fedp3.node.permits import Permit, read_permit
 from fedp3.privacy.client_level import requirements as client_requirements
 from fedp3.privacy.mechanism import mechanism_of
 from fedp3.privacy.requirements import refused_deployment
-from fedp3.report import write_report
 from fedp3.runs import existing, session
 from fedp3.runs.callbacks import Callback
 from fedp3.runs.session import Outcome
@@ -180,6 +179,8 @@ def serve(
         how_to_resume=RESUME,
     )
     if folder is not None:
+        from fedp3.report import write_report  # nodes import this module for every message
+
         log(INFO, "open %s", write_report([folder]))
     return outcome
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from flwr.app import Context
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data import Dataset as TorchDataset
 
 from fedp3.client.batching import AUTO
@@ -104,6 +104,10 @@ def _dataset(part: Any, net: nn.Module, *, labelled: bool) -> Dataset:
     """A data set of all samples in what the user loaded."""
     if part is None:
         raise DataError(f"load_data returned None, want {WANTED}")
+    if isinstance(part, DataLoader):
+        part = part.dataset
+    if isinstance(part, TensorDataset) and len(part.tensors) == 2:
+        part = part.tensors  # which are read at once, and not sample by sample
     if _is_rows(part):
         data = from_torch(part, labelled=labelled)
     else:
