@@ -295,7 +295,7 @@ CASES: dict[str, Sequence[str]] = {
 SEVERAL_WORKERS = (
     *("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp", "client-level"),
     *("devices-buffered", "codes-entropy", "fedp3-paced", "language-modelling", "hf-bert-heads"),
-    *("hetlora", "flexlora", "flora", "lora-hf-bert"),
+    *("flexlora", "lora-hf-bert"),
 )
 RESUMED = (
     *("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp"),
