@@ -126,9 +126,7 @@ def test_a_run_neither_sends_nor_changes_what_is_frozen_and_exports_it(data, tmp
     assert exported.keys() == before.keys()
     for n, w in before.items():
         assert torch.equal(exported[n], w) == (n.split(".")[0] in {"first", "norm", "last"})
-    # the same with processes, and resuming needs the same frozen part
-    shared = fedp3.run(net(), data, model=body, workers=2, **RUN)
-    assert shared.model_sha256 == result.model_sha256
+    # resuming needs the same frozen part
     other = net()
     other.first.weight.data += 1
     longer = {**RUN, "run": {**RUN["run"], "rounds": 3}}
