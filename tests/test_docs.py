@@ -173,6 +173,17 @@ def test_every_key_of_a_run_folder_is_on_its_page(tmp_path):
     assert all(f"- `{code}`:" in sections["events.jsonl"] for code in RejectionCode)
 
 
+def test_the_documents_are_short():
+    """Pages about the paper do not count, nor those that are generated; words are those of wc."""
+    words = {}
+    for path in DOCS.rglob("*.md"):
+        page = path.relative_to(DOCS).as_posix()
+        if page != "paper-map.md" and not page.startswith(("paper/", "reference/api/")):
+            words[page] = len(path.read_text(encoding="utf-8").split())
+    longest = sorted(words.items(), key=lambda item: -item[1])[:5]
+    assert sum(words.values()) <= 15_000, f"say it once, and link to it; longest: {longest}"
+
+
 def test_links_between_documents_lead_somewhere():
     for page in [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "paper").rglob("*.md")]:
         for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
