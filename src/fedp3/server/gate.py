@@ -320,7 +320,8 @@ def _surely_finite(updates: Iterable[Params]) -> bool:
     by_name: dict[str, list[Tensor]] = {}  # equal names, equal shapes
     for tensors in updates:
         for n, w in tensors.items():
-            by_name.setdefault(n, []).append(w)
+            if w.is_floating_point():  # integers are finite
+                by_name.setdefault(n, []).append(w)
     for rows in by_name.values():
         stacked = torch.stack(rows) if len(rows) > 1 else rows[0]
         if not math.isfinite(float(stacked.sum())):
