@@ -92,6 +92,7 @@ CASES: dict[str, Sequence[str]] = {
     "fedpart": ("method=fedpart", "plan.warm=1", "plan.stretch=1", "run.rounds=6"),
     "fedlp": ("method=fedlp",),
     "fedluar": ("method=fedluar", "run.rounds=5"),
+    "selective": ("method=selective", *TERNARY, "run.rounds=4"),
     "fedlama": ("method=fedlama", "aggregate.interval=2", "run.rounds=6"),
     "cocofl": ("method=cocofl",),
     "fiarse-threshold": ("method=fiarse-threshold",),
@@ -258,14 +259,14 @@ RESUMED = (
     *("client-level-adam", "devices-buffered", "devices-daily-deadline", "fedpart", "fedluar"),
     *("recycled-in-turn", "ldp-schedule", "devices-paced", "fedlama", "codes-paced"),
     *("codes-ternary", "codes-entropy", "codes-largest-weights", "codes-windows"),
-    *("language-modelling", "adam-kept", "averaged"),
+    *("language-modelling", "adam-kept", "averaged", "selective"),
 )
 ON_FLOWER = (
     *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),
     *("client-level", "devices", "devices-buffered", "fedp3-paced", "fedluar", "fiarse-threshold"),
     *("codes-ternary", "codes-random", "codes-entropy", "codes-windows", "codes-largest-weights"),
     *("codes-topk", "codes-batch-norm", "codes-paced", "weak-clients", "fedlama"),
-    *("language-modelling",),
+    *("language-modelling", "selective"),
 )
 
 

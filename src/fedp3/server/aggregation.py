@@ -1,6 +1,7 @@
-"""The aggregator of a run: its rule, damping, server optimizer, recycling and intervals.
+"""The aggregator of a run: its rule, and what a run adds to it.
 
-They apply in this order.  Whether the model is an average of W over rounds changes none of them.
+Damping, server optimizer, recycling, selection and intervals apply in this order.  Whether the
+model is an average of W over rounds changes none of them.
 """
 
 from dataclasses import replace
@@ -11,11 +12,12 @@ from fedp3.server.damping import with_damping
 from fedp3.server.intervals import with_intervals
 from fedp3.server.optimizer import with_optimizer
 from fedp3.server.recycling import with_recycling
+from fedp3.server.selection import with_selection
 
 
 def make_aggregator(settings: AggregateSettings, spec: RunSpec) -> Aggregator:
     """How the uploads of a run become its next model."""
     aggregator = AGGREGATORS.pick(settings.rule)(settings, spec)
-    for wrap in (with_damping, with_optimizer, with_recycling, with_intervals):
+    for wrap in (with_damping, with_optimizer, with_recycling, with_selection, with_intervals):
         aggregator = wrap(aggregator, settings, spec)
     return replace(aggregator, average=settings.average)
