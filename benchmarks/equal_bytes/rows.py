@@ -62,6 +62,7 @@ ROWS: Mapping[str, Sequence[str]] = {
     "fedluar-ternary": ("method=fedluar", *TERNARY),
     "fedlp-ternary": ("method=fedlp", *TERNARY),
     "cocofl-ternary": ("method=cocofl", "plan.others=hold", *TERNARY),
+    "selective-ternary": ("method=selective", *TERNARY),
     "fedpart-ternary": ("method=fedpart", "plan.others=hold", *TERNARY),
     # fewer steps on weak devices
     "fedavg-ternary-few": ("method=fedavg", *TERNARY, *FEW_STEPS),
@@ -97,14 +98,14 @@ RATES_OF_ROW = {
 # Rows of the claim "ahead of every rival with the same codes"; FedPart is of the same family.
 RIVALS = (
     *("fedavg-ternary", "fiarse-ternary", "heterofl-ternary"),
-    *("fedluar-ternary", "fedlp-ternary", "cocofl-ternary"),
+    *("fedluar-ternary", "fedlp-ternary", "cocofl-ternary", "selective-ternary"),
 )
 REPORTED_ONLY = ("fedpart-ternary",)
 
 MAIN = ("fedavg", "paced", "fedavg-ternary", "fiarse-ternary")
 SECONDS = ("paced-few", "fedavg-ternary-few", "paced-few-2")
 MORE_RIVALS = ("heterofl-ternary", "fedluar-ternary", "fedpart-ternary")
-REST = ("cocofl-ternary", "fedlp-ternary")
+REST = ("cocofl-ternary", "fedlp-ternary", "selective-ternary")
 PARTS = ("paced-float", "paced-dealt", "paced-depth", "fedavg-int4", "fedavg-ternary-up")
 # (scene, rows, seeds): everything that the claim needs, the most telling first
 PROOF: Sequence[tuple[str, Sequence[str], Sequence[int]]] = (
