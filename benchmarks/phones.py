@@ -25,7 +25,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.equal_bytes import interval
+from benchmarks.intervals import interval
 from benchmarks.records import find, once
 from fedp3 import config
 from fedp3.core.files import read_json

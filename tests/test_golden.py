@@ -110,6 +110,7 @@ CASES: dict[str, Sequence[str]] = {
     "fedpart": ("method=fedpart", "plan.warm=1", "plan.stretch=1", "run.rounds=6"),
     "fedlp": ("method=fedlp",),
     "fedluar": ("method=fedluar", "run.rounds=5"),
+    "selective": ("method=selective", *TERNARY, "run.rounds=4"),
     "fedlama": ("method=fedlama", "aggregate.interval=2", "run.rounds=6"),
     "cocofl": ("method=cocofl",),
     "fiarse-threshold": ("method=fiarse-threshold",),
@@ -323,7 +324,7 @@ RESUMED = (
     *("recycled-in-turn", "ldp-schedule", "devices-paced", "fedlama", "codes-paced"),
     *("codes-ternary", "codes-entropy", "codes-largest-weights", "codes-windows"),
     *("language-modelling", "adam-kept", "averaged", "hf-bert-heads", "hf-llama-skipped"),
-    *("central", "ffa-lora", "flexlora", "flora", "fedra", "lora-windows-of-ranks"),
+    *("central", "ffa-lora", "flexlora", "flora", "fedra", "lora-windows-of-ranks", "selective"),
 )
 ON_FLOWER = (
     *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),
@@ -332,7 +333,7 @@ ON_FLOWER = (
     *("codes-topk", "codes-batch-norm", "codes-paced", "weak-clients", "fedlama"),
     *("language-modelling", "hf-bert-heads", "hf-llama-skipped", "hf-gpt2-units", "central"),
     *("fedit", "ffa-lora", "hetlora", "flexlora", "flora", "fedra", "lora-windows-of-ranks"),
-    *("fiarse-threshold"),
+    *("fiarse-threshold", "selective"),
 )
 
 

@@ -144,6 +144,34 @@ REFUSED = {
         ["model.frozen=['fc1', 'fc2', 'fc3', 'ffc']"],
         "nothing is left to train",
     ),
+    "a selection without gradients": (
+        ["method=fedavg", "aggregate.select=2"],
+        "set [hooks] exchange to 'norms', or select to 0",
+    ),
+    "gradients that nobody reads": (
+        ["method=fedavg", "hooks.exchange=norms"],
+        "'norms' is what [aggregate] select reads, and it is 0",
+    ),
+    "agreement on nothing": (
+        ["method=fedavg", "aggregate.agreement=1"],
+        "[aggregate] agreement: it is between clients that select layers",
+    ),
+    "a selection on a schedule": (
+        ["method=selective", "plan.schedule=paced"],
+        "a layer may be selected that is not due",
+    ),
+    "a selection of recycled layers": (
+        ["method=selective", "aggregate.recycle=0.5"],
+        "set recycle or select to 0",
+    ),
+    "norms under LDP": (
+        ["method=selective", "privacy.enabled=true"],
+        "the method's own tensors leave the client without noise",
+    ),
+    "an average over no rounds": (
+        ["aggregate.average=0"],
+        "[aggregate] average: should be greater than or equal to 1",
+    ),
     "nodes in a simulation": (["devices.fleet=nodes"], "report what they are"),
     "no section": (["rounds=3"], "did you mean run.rounds=3?"),
     "no section, two homes": (["name=mnist"], "did you mean data.name=mnist or model.name=mnist?"),

@@ -2,6 +2,7 @@
 
 import math
 import struct
+from unittest import mock
 
 import pytest
 import torch
@@ -11,12 +12,14 @@ from torch import Tensor
 
 from fedp3.core import masks as M
 from fedp3.core.types import Block, Mask
-from fedp3.messages import tensor_code
+from fedp3.messages import compressors, tensor_code
 from fedp3.messages.compression import UploadSettings
 from fedp3.messages.compressors import (
     COMPRESSORS,
     TERNARY_THRESHOLD,
     Compressor,
+    add_to,
+    pack_remembering,
     pack_tensor,
     scale_shape,
     value_of,
@@ -177,3 +180,28 @@ def test_with_feedback_everything_arrives_in_the_end(name: str) -> None:
         largest = max(largest, float(error.norm()))
     torch.testing.assert_close(arrived + error, total, atol=1e-3, rtol=0)
     assert largest < 20 * math.sqrt(120), "residuals stay bounded"
+
+
+@pytest.mark.parametrize("name", ["int4", "ternary"])
+@given(
+    rows=st.integers(1, 9),
+    columns=st.integers(0, 7),
+    seed=st.integers(0, 99),
+    at_once=st.integers(1, 40),
+)
+def test_coding_a_few_rows_at_a_time_changes_no_bit(
+    name: str, rows: int, columns: int, seed: int, at_once: int
+) -> None:
+    code, rng = COMPRESSORS.pick(name), torch.Generator().manual_seed(seed)
+    assert code is not None
+    change, base = (torch.randn(rows, columns, generator=rng) for _ in range(2))
+    change[: rows // 2] *= 1e-3
+    sent, scale = pack_tensor(change, None, code, 1.0, torch.Generator())
+    with mock.patch.object(compressors, "CACHED", at_once):
+        residual = change.clone()
+        symbols, scales = pack_remembering(residual, code, 1.0)
+        total = add_to(base, symbols, scales)
+    assert scale is not None and scales is not None
+    assert torch.equal(symbols, sent) and torch.equal(scales, scale)
+    assert torch.equal(residual, change - value_of(sent, scale))
+    assert torch.equal(total, value_of(sent, scale) + base)

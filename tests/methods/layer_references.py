@@ -3,6 +3,7 @@
 As in `reference.py`, of the package only the addressed generators are used.
 """
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fedp3.client.batching import EVAL_BATCH
 from fedp3.core.randomness import Stream, stream
 from reference import floor_share, top_k
 
@@ -24,7 +26,9 @@ from .reference import (
     Values,
     average,
     forward,
+    gradient,
     local,
+    plain,
 )
 
 LAYERS = (*HIDDEN, HEAD)
@@ -139,6 +143,55 @@ def chosen(score: Mapping[str, float], count: int, kind: str, seed: int, t: int)
                 left.remove(l)
                 break
     return drawn
+
+
+# --------------------------------------------------------------------------- selective layers
+
+Choice = tuple[str, ...]
+
+
+def objective(norms: Sequence[Mapping[str, float]], m: Sequence[Choice], strength: float) -> float:
+    """sum_i sum_l m_il g_il^2 - lambda sum_{i<j} |m_i - m_j|_1, written out."""
+    total = sum(norms[i][l] for i in range(len(m)) for l in m[i])
+    for i in range(len(m)):
+        for j in range(i):
+            total -= strength * sum((l in m[i]) != (l in m[j]) for l in LAYERS)
+    return total
+
+
+def agreed(norms: Sequence[Mapping[str, float]], count: int, strength: float) -> list[Choice]:
+    """Every client in turn tries all sets of layers, until nobody finds a better one."""
+    mean = sum(g for row in norms for g in row.values()) / (len(norms) * len(LAYERS))
+    norms = [{l: g / mean for l, g in row.items()} for row in norms]
+    sets = list(itertools.combinations(LAYERS, count))
+    m = [max(sets, key=lambda s, row=row: sum(row[l] for l in s)) for row in norms]
+    for _ in range(100):
+        before = list(m)
+        for i in range(len(m)):
+            m[i] = max(sets, key=lambda s: objective(norms, [*m[:i], s, *m[i + 1 :]], strength))
+        if m == before:
+            break
+    return m
+
+
+def selective(b: Bench, count: int, strength: float) -> Round:
+    """Layers are selected by the gradients at the weights of the round before."""
+    held: dict[str, list[Choice]] = {"due": [LAYERS] * len(b.train)}
+
+    def one(t: int, W: Values, clients: list[Client]) -> Values:
+        due, norms = held["due"], []
+        for i in b.train:
+            first = torch.tensor(b.train[i])[:EVAL_BATCH]
+            names = tensors_of(LAYERS)
+            g = gradient(W, names, lambda leaves, at=first: plain(leaves, b.x[at], b.y[at]))
+            norms.append(
+                {l: sum(v * v for n in tensors_of([l]) for v in flat(g[n])) for l in LAYERS}
+            )
+        new = partly(b, lambda t, i: due[i], freeze=True)(t, W, clients)
+        held["due"] = agreed(norms, count, strength)
+        return new
+
+    return one
 
 
 # --------------------------------------------------------------------------- FedLAMA

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fedp3.core.errors import ConfigError
 from fedp3.core.types import Reply, Task
@@ -17,6 +19,7 @@ from fedp3.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedp3.server.intervals import rare_layers
 from fedp3.server.recycling import recycled_count
 from fedp3.server.rounds import finish, plans_for, run, run_round
+from fedp3.server.selection import select
 from worlds import same
 
 from . import layer_references as layers
@@ -90,6 +93,17 @@ MODEL: Mapping[str, tuple[str, tuple[str, ...], Callable[[Experiment], ref.Round
         ("aggregate.interval=3",),
         lambda e: layers.by_agreement(bench(e), 3),
     ),
+    "selective": ("selective", (), lambda e: layers.selective(bench(e), 2, 0.1)),
+    "selective, each for itself": (
+        "selective",
+        ("aggregate.agreement=0", "aggregate.select=1"),
+        lambda e: layers.selective(bench(e), 1, 0.0),
+    ),
+    "selective, all alike": (
+        "selective",
+        ("aggregate.agreement=1e6", "aggregate.select=3"),
+        lambda e: layers.selective(bench(e), 3, 1e6),
+    ),
     "cocofl": (
         "cocofl",
         (),
@@ -133,6 +147,7 @@ OFF = {
     "a cycle of warm rounds alone": ("fedpart", ["plan.warm=3"]),
     "a random schedule in which every layer is certain": ("fedlp", ["plan.probability=1.0"]),
     "an interval of one round": ("fedlama", ["aggregate.interval=1"]),
+    "selecting all layers": ("selective", ["aggregate.select=4"]),
     "recycling no layer": ("fedluar", ["aggregate.recycle=0"]),
     "recycling less than one layer": ("fedluar", ["aggregate.recycle=0.2"]),
     "weak clients below a share that none is below": (
@@ -213,6 +228,67 @@ def test_a_recycled_layer_repeats_its_change_and_costs_no_upload() -> None:
                     changes[n] = new.W[n] - state.W[n]
         state = new
         assert len(e.server.aggregator.next_round(state.aggregator).left_out) == 2
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.lists(st.lists(st.integers(0, 50), min_size=4, max_size=4), min_size=1, max_size=6).filter(
+        lambda rows: any(map(any, rows))
+    ),
+    st.integers(1, 4),
+    st.sampled_from((0.0, 0.05, 0.3, 2.0, 1e6)),
+)
+def test_selected_layers_are_those_of_an_exhaustive_search(
+    rows: list[list[int]], count: int, strength: float
+) -> None:
+    # distinct values, so that no two choices are equally good
+    norms = [[g + 0.013 * k * (i + 1) for k, g in enumerate(row)] for i, row in enumerate(rows)]
+    chosen = [
+        tuple(layers.LAYERS[l] for l in mine)
+        for mine in select(torch.tensor(norms, dtype=torch.float64), count, strength)
+    ]
+    named = [dict(zip(layers.LAYERS, row, strict=True)) for row in norms]
+    mean = sum(map(sum, norms)) / (4 * len(norms))
+    scaled = [{l: g / mean for l, g in row.items()} for row in named]
+    want = layers.agreed(named, count, strength)
+    reached, wanted = (layers.objective(scaled, m, strength) for m in (chosen, want))
+    assert reached == pytest.approx(wanted, rel=1e-9)
+    assert all(len(mine) == count for mine in chosen)
+    alone = [tuple(sorted(row, key=row.__getitem__)[-count:]) for row in named]
+    if strength == 0:
+        assert [set(mine) for mine in chosen] == [set(mine) for mine in alone]
+    if strength == 1e6:
+        assert len(set(chosen)) == 1
+    own = [tuple(l for l in layers.LAYERS if l in mine) for mine in alone]
+    assert reached >= layers.objective(scaled, own, strength) - 1e-9
+
+
+def test_a_client_that_is_not_known_yet_selects_like_the_mean_of_the_others() -> None:
+    e = experiment("selective", "aggregate.agreement=0", "aggregate.select=1")
+    state = e.server.aggregator.init()
+    assert e.server.aggregator.next_round(state).trained is None, "nothing is known: all layers"
+    norms = {0: torch.tensor([9.0, 0, 0, 1]), 1: torch.tensor([0.0, 0, 8, 3])}
+    choose = e.server.aggregator.next_round({**state, "norms": norms}).trained
+    assert choose is not None
+    assert choose([0, 1, 3]) == {0: {"fc1"}, 1: {"fc3"}, 3: {"fc1"}}
+
+
+def test_selected_layers_are_all_that_a_client_trains_and_uploads() -> None:
+    e = experiment("selective", "run.rounds=3")
+    seen: list[Task] = []
+    engine = sequential(e.client, e.shards)
+
+    def watched(tasks: Sequence[Task]) -> list[Reply]:
+        seen.extend(task for task in tasks if task.kind == "train")
+        return list(engine.execute(tasks))
+
+    for _ in run(e.server, e.start, watched):
+        pass
+    for task in seen:
+        trained = {l for l, p in task.plan.layers.items() if p.train}
+        assert len(trained) == (4 if task.t == 0 else 2)
+        assert trained == set(task.plan.uploaded)
+        assert all(p.send == "dense" for p in task.plan.layers.values())
 
 
 def test_layers_that_change_least_are_recycled_most_often() -> None:

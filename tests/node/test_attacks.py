@@ -236,6 +236,15 @@ def test_a_server_may_leave_out_layers_that_it_recycles_but_no_more(tmp_path: Pa
         assert FAILURE in sent(device, 1, ClientPlan(0, layers)), change
 
 
+def test_a_server_may_select_any_layers_but_no_fewer(tmp_path: Path) -> None:
+    device = Device(tmp_path, "method=selective")  # two of four layers
+    full, settings = device.experiment.first_plans[0], device.experiment.config.plan
+    for left_out, accepted in (((), True), (("fc1", "ffc"), True), (("fc1", "fc2", "fc3"), False)):
+        (plan,) = without_layers([full], left_out, settings, [1.0])
+        assert (FAILURE not in sent(device, 1, plan)) == accepted, left_out
+    assert "this config does not select 2 layers" in device.log()
+
+
 def test_a_layer_that_is_averaged_seldom_may_stay_on_the_node_for_some_rounds(
     tmp_path: Path,
 ) -> None:

@@ -64,6 +64,8 @@ class TrainedClient:
     sent: Params  # the method's tensors from the server
     state: Params  # the method's tensors that stayed on the client after its last round
     batches: Callable[[], Iterator[tuple[Inputs, Tensor]]]  # the training samples once, in order
+    loss: Callable[[Inputs, Tensor], Tensor]  # the mean loss of `net` over a batch
+    layers: LayerMap
 
 
 Loss = Callable[[nn.Module, Tensor, Tensor, LossInputs], Tensor]

@@ -18,8 +18,8 @@ from fedp3.client.hooks import Pass, ProximalTerm, TrainedClient
 from fedp3.client.sgd import load_weights, named_tensors, train
 from fedp3.core.randomness import Stream, layers_draw_from
 from fedp3.core.types import ClientPlan, LayerMap, Params, Task
-from fedp3.data import records
-from fedp3.data.inputs import Inputs, to_device
+from fedp3.data import Batch, records
+from fedp3.data.inputs import Inputs, call, to_device
 from fedp3.data.shards import Shard
 
 # Prefixes of names in a client's state.
@@ -158,6 +158,8 @@ def _trained_client(
         sent=task.extra,
         state=_with_prefix(METHOD, state),
         batches=lambda: in_order(context, shard.train),
+        loss=lambda x, y: context.objective.mean(call(context.net, x), Batch(x, y)),
+        layers=context.layers,
     )
 
 

@@ -227,9 +227,12 @@ def _wrong_client_privacy(c: Config) -> list[str]:
         f"[aggregate] rule: {c.aggregate.rule!r} gives clients different weights, and the clip of "
         "client-level DP bounds the influence of a client only if all count the same; set "
         "'simple'": c.aggregate.rule != "simple",
-        "[aggregate] damp, recycle, interval: under client-level DP a round releases nothing but "
-        "its noised sum; set damp and recycle to 0, and interval to 1": (
-            c.aggregate.damp > 0 or c.aggregate.recycle > 0 or c.aggregate.interval > 1
+        "[aggregate] damp, recycle, select, interval: under client-level DP a round releases "
+        "nothing but its noised sum; set damp, recycle and select to 0, and interval to 1": (
+            c.aggregate.damp > 0
+            or c.aggregate.recycle > 0
+            or c.aggregate.select > 0
+            or c.aggregate.interval > 1
         ),
         f"[run] clients_per_round: {run.clients_per_round} clients in each round is no Poisson "
         "sampling; set 0, and the share of clients with [client_privacy] sample_rate": (

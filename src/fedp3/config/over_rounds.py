@@ -9,7 +9,7 @@ from fedp3.planning.schedules import SCHEDULES
 
 def wrong_over_rounds(c: Config) -> list[str]:
     """What published weights, schedules, recycled layers and weak clients do not allow."""
-    mistakes = wrong_downloads(c) + _wrong_schedules(c) + _wrong_recycling(c)
+    mistakes = wrong_downloads(c) + _wrong_schedules(c) + _wrong_choices(c)
     return mistakes + _wrong_intervals(c) + _wrong_weak(c)
 
 
@@ -57,21 +57,40 @@ def _wrong_schedules(c: Config) -> list[str]:
     return [text for text, applies in reasons.items() if applies]
 
 
-def _wrong_recycling(c: Config) -> list[str]:
-    """Where layers cannot be left out of a round's uploads."""
-    if not c.aggregate.recycle:
-        return []
+def _wrong_choices(c: Config) -> list[str]:
+    """Where the server cannot choose the layers of a round's uploads."""
+    chosen = {"recycle": c.aggregate.recycle > 0, "select": c.aggregate.select > 0}
+    mistakes = [text for name, on in chosen.items() if on for text in _wrong_choice(name, c)]
+    norms = c.hooks.exchange == "norms"
+    reasons = {
+        "[aggregate] select: layers are selected by gradients that clients report; set [hooks] "
+        "exchange to 'norms', or select to 0": chosen["select"] and not norms,
+        "[hooks] exchange: 'norms' is what [aggregate] select reads, and it is 0; set how many "
+        "layers each client trains, or exchange to 'none'": norms and not chosen["select"],
+        "[aggregate] agreement: it is between clients that select layers; set [aggregate] select": (
+            c.aggregate.agreement > 0 and not chosen["select"]
+        ),
+        "[aggregate] select: a recycled layer is one that nobody uploads, and select gives each "
+        "client other layers; set recycle or select to 0": all(chosen.values()),
+        "[aggregate] select: with a schedule a layer may be selected that is not due; set [plan] "
+        "schedule to 'always', or select to 0": chosen["select"] and c.plan.schedule != "always",
+    }
+    return mistakes + [text for text, applies in reasons.items() if applies]
+
+
+def _wrong_choice(name: str, c: Config) -> list[str]:
+    """Where layers cannot be left out of a round's uploads by this setting."""
     overlap = _overlaps(c)
     reasons = {
-        "[aggregate] recycle: a round's layers are chosen after the round before, and with "
+        f"[aggregate] {name}: a round's layers are chosen after the round before, and with "
         "[devices] round_end = 'buffered' rounds overlap; set 'wait' or 'deadline'": overlap,
-        "[aggregate] recycle: layers are left out of every L_i, and [plan] layers = 'auto' chooses "
+        f"[aggregate] {name}: layers are left out of L_i, and [plan] layers = 'auto' chooses "
         "windows of layers for devices; set [devices] planner to 'manual'": c.plan.layers == AUTO,
-        "[aggregate] recycle: a recycled layer is outside L_i, and with [plan] upload = "
+        f"[aggregate] {name}: a layer that is left out is outside L_i, and with [plan] upload = "
         f"{c.plan.upload!r} it would be uploaded nevertheless; set upload to 'none'": (
             c.plan.upload != "none"
         ),
-        "[aggregate] recycle: a recycled layer is outside L_i for a round, and personal layers "
+        f"[aggregate] {name}: a layer is left out of L_i for a round, and personal layers "
         "must be the same for the entire run; set [plan] others to 'train' or 'freeze'": (
             c.plan.others == "personal"
         ),

@@ -21,6 +21,8 @@ from fedp3.core.types import ClientPlan, LayerMap, Mask, Params, Task
 from fedp3.messages.compressors import (
     COMPRESSORS,
     Compressor,
+    add_to,
+    pack_remembering,
     pack_tensor,
     scale_shape,
     value_of,
@@ -166,13 +168,17 @@ def pack(
         error = state.get(f"{RESIDUAL}{n}")
         if error is not None:
             change += error
-        packed[n], scale = pack_tensor(change, mask, compressor, settings.share, rng)
+        if mask is None and compressor.feedback and compressor.scales == "rows":
+            packed[n], scale = pack_remembering(change, compressor, settings.share)
+            residual[f"{RESIDUAL}{n}"] = change
+        else:
+            packed[n], scale = pack_tensor(change, mask, compressor, settings.share, rng)
+            if compressor.feedback:
+                left_out = change.sub_(value_of(packed[n], scale))
+                residual[f"{RESIDUAL}{n}"] = _where_exchanged(left_out, mask, error)
         if scale is not None:
             scales[f"{SCALE}{n}"] = scale
-        if compressor.feedback:
-            left_out = change.sub_(value_of(packed[n], scale))
-            residual[f"{RESIDUAL}{n}"] = _where_exchanged(left_out, mask, error)
-        elif error is not None:  # it was sent now
+        if not compressor.feedback and error is not None:  # it was sent now
             residual[f"{RESIDUAL}{n}"] = _where_exchanged(torch.zeros_like(error), mask, error)
     residual |= _left_from_before(state, residual)
     return PackedUpload(tensors=packed, scales=scales, residual=residual)
@@ -225,8 +231,8 @@ def unpack(
         sent = _sent_by_server(n, task, layers.shapes[n])
         if started_from is not None and n in task.weights:
             sent = started_from[n]
-        change = value_of(tensors[n], extra.get(f"{SCALE}{n}"))
-        unpacked[n] = M.zero_pruned(change.add_(sent), mask)
+        total = add_to(sent, tensors[n], extra.get(f"{SCALE}{n}"))
+        unpacked[n] = M.zero_pruned(total, mask)
     return unpacked
 
 

@@ -15,7 +15,7 @@ What int4, ternary and topk lose is added to the next d of the same sender (erro
 others need no memory.  Running statistics are never coded, because a variance must stay positive.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,8 +28,9 @@ from fedp3.core.types import Block, Mask
 from fedp3.messages.packing import BYTES, NIBBLES, TRITS, Packing
 from fedp3.planning.selectors import magnitude, retained_weights
 
-# (change, share that topk sends, generator) -> tensor to send, and its scale or None
-Pack = Callable[[Tensor, float, torch.Generator], tuple[Tensor, Tensor | None]]
+Coded = tuple[Tensor, Tensor | None]  # what is sent of a change, and its scale or None
+Pack = Callable[[Tensor, float, torch.Generator], Coded]  # from change and share of topk
+CACHED = 1 << 18  # values that are coded at once: with a few arrays of them, about a cache
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +43,8 @@ class Compressor:
         dtype: the type of what is sent.
         scales: what the receiver multiplies by: nothing, one float32 per tensor, or one float16
             per row (index of the first dimension).  With rows, `pack` takes and returns a matrix
-            and a vector of scales, in float32; a tensor of one dimension is one row.  Without, it
-            takes and returns flat tensors.
+            and a vector of scales, in float32; a tensor of one dimension is one row, and what
+            becomes of a row must not depend on others.  Without, it takes and returns flat tensors.
         packing: how integers are written in few bits; None writes values of `dtype`.
         sparse: only the share `share` of the coordinates is sent, with a mask.
         feedback: what was lost is added to the sender's next change.
@@ -205,6 +206,49 @@ def pack_tensor(
     if scale is not None and block is not None and block.rows is not None and len(shape) > 1:
         scale = M.put(scale, Block(block.rows, None), (_rows(shape),))
     return sent, scale
+
+
+def pack_remembering(change: Tensor, compressor: Compressor, share: float) -> Coded:
+    """Code a dense change by rows, and turn it, in place, into what the code loses.
+
+    A few rows at a time go through all steps while they are in the processor's cache.  Only codes
+    that draw nothing can do this to the bit, which is why there is no generator.
+
+    Args:
+        change: full-shaped and contiguous; afterwards, what was lost of it.
+        compressor: a code by rows with feedback.
+        share: of the coordinates that a sparse code sends.
+    """
+    rows = _rows(tuple(change.shape))
+    matrix, unused = change.view(rows, -1), torch.Generator()
+    sent = torch.empty(matrix.shape, dtype=compressor.dtype)
+    scales = torch.empty(rows)
+    for block in _blocks(matrix):
+        d = matrix[block]
+        symbols, scale = compressor.pack(d, share, unused)
+        assert scale is not None
+        sent[block], scales[block] = symbols, scale
+        d.sub_(symbols * scale[:, None])
+    return sent.view(change.shape), scales
+
+
+def add_to(base: Tensor, sent: Tensor, scale: Tensor | None) -> Tensor:
+    """The tensor that a change was made to, with the change that is sent: `base` + `value_of`."""
+    if scale is None or not scale.dim() or sent.dim() < 2 or not base.is_contiguous():
+        return value_of(sent, scale).add_(base)
+    total = torch.empty_like(base)
+    rows = _rows(tuple(base.shape))
+    out, start, symbols = total.view(rows, -1), base.view(rows, -1), sent.reshape(rows, -1)
+    for block in _blocks(out):
+        torch.mul(symbols[block], scale[block, None], out=out[block]).add_(start[block])
+    return total
+
+
+def _blocks(matrix: Tensor) -> Iterator[slice]:
+    """Some rows after the other, about `CACHED` values at a time."""
+    step = max(1, CACHED // max(1, matrix.shape[1]))
+    for first in range(0, len(matrix), step):
+        yield slice(first, first + step)
 
 
 def value_of(sent: Tensor, scale: Tensor | None) -> Tensor:

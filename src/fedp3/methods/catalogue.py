@@ -275,6 +275,17 @@ _add(
     _with(FULL, aggregate={"interval": 4}),
 )
 _add(
+    "selective",
+    "each client trains the layers where its gradient is largest, near what others train "
+    "(Sun et al., 2024)",
+    {
+        "plan": {"layers": "full", "others": "hold"},
+        "prune": {"keep": 1.0},
+        "aggregate": {"rule": "examples", "select": 2, "agreement": 0.1},
+        "hooks": {"exchange": "norms"},
+    },
+)
+_add(
     "cocofl",
     "a window of layers per client and round, the rest frozen; damped mean (Pfeiffer et al., 2023)",
     {

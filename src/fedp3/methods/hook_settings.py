@@ -14,6 +14,7 @@ from fedp3.core.settings import STRICT
 from fedp3.methods.fedcr import GAUSSIANS, code_loss
 from fedp3.methods.fiarse import through_threshold
 from fedp3.methods.fjord import DISTILLED
+from fedp3.methods.gradient_norms import GRADIENT_NORMS
 from fedp3.methods.heterofl import (
     masked_cross_entropy,
     recompute_statistics,
@@ -87,8 +88,8 @@ class HookSettings:
     )
     exchange: Annotated[str, NameIn(EXCHANGES)] = Field(
         default="none",
-        description="further tensors that the method exchanges: none, scaffold (control variates) "
-        "or gaussians (one per class, FedCR)",
+        description="further tensors that the method exchanges: none, scaffold (control "
+        "variates), gaussians (one per class, FedCR) or norms (of gradients, layer by layer)",
     )
     code: int = Field(
         default=0,
@@ -139,6 +140,7 @@ LOSSES.add("code", lambda s: (partial(code_loss, beta=s.beta, samples=s.samples)
 EXCHANGES.add("none", None)
 EXCHANGES.add("scaffold", SCAFFOLD)
 EXCHANGES.add("gaussians", GAUSSIANS)
+EXCHANGES.add("norms", GRADIENT_NORMS)
 
 
 def make_hooks(settings: HookSettings) -> Hooks:

@@ -158,8 +158,8 @@ def _impossible(config: Config, client: int, layers: LayerMap, task: Task) -> It
 
     The node computes its plan itself: it depends on the config alone.  A server may prune more
     than the plan says, because a device of less capacity needs that.  Which layers a server
-    recycles, or averages less often, follows from the uploads of all clients.  A node then accepts
-    for each layer whatever this config may ask for in some round.
+    recycles, selects, or averages less often, follows from the uploads of all clients.  A node then
+    accepts for each layer whatever this config may ask for in some round.
     """
     rounds = config.run.rounds
     if task.t > rounds or (task.t == rounds and task.kind == "train"):
@@ -171,14 +171,14 @@ def _impossible(config: Config, client: int, layers: LayerMap, task: Task) -> It
         return
     yield from _impossible_steps(config, plan, task)
     yield from _impossible_code(config, task)
-    yield from _impossible_recycling(config, plan, layers, task)
+    yield from _impossible_omissions(config, plan, layers, task)
     rest = outside(config.plan, _shares(config)[client])
     for l, p in task.plan.layers.items():
         planned = plan.layers[l]
         allowed = [planned]
         if task.kind == "evaluate":
             allowed.append(scored_layer_plan(planned))
-        if config.aggregate.recycle and planned == LayerPlan():
+        if _most_left_out(config, layers) and planned == LayerPlan():
             allowed.append(rest)
         if config.aggregate.interval > 1:
             allowed += [STORED, *(replace(entry, send="none") for entry in (planned, STORED))]
@@ -219,18 +219,26 @@ def _shares(config: Config) -> tuple[float, ...]:
     return capacities(share, config.partition.clients, config.run.seed)
 
 
-def _impossible_recycling(
+def _impossible_omissions(
     config: Config, plan: ClientPlan, layers: LayerMap, task: Task
 ) -> Iterator[str]:
-    """More layers outside L_i than the server may recycle.
+    """More layers outside L_i than the server may recycle, or than it selects.
 
-    Which layers it recycles follows from the uploads of all clients, which a node does not know.
-    So any layers may be left out, but no more than the config says.
+    Which layers these are follows from the uploads of all clients, which a node does not know.  So
+    any layers may be left out, but no more than the config says.
     """
     left_out = set(plan.full_layers) - set(task.plan.full_layers)
-    most = recycled_count(config.aggregate, layers)
+    most = _most_left_out(config, layers)
     if most and task.kind == "train" and len(left_out) > most:
-        yield f"it leaves out {', '.join(sorted(left_out))}, and this config recycles {most} layers"
+        verb = "does not select" if config.aggregate.select else "recycles"
+        yield f"it leaves out {', '.join(sorted(left_out))}, and this config {verb} {most} layers"
+
+
+def _most_left_out(config: Config, layers: LayerMap) -> int:
+    """How many layers the server may leave out of a client's L_i in a round."""
+    if config.aggregate.select:
+        return max(0, len(layers.layers) - config.aggregate.select)
+    return recycled_count(config.aggregate, layers)
 
 
 def _impossible_steps(config: Config, plan: ClientPlan, task: Task) -> Iterator[str]:

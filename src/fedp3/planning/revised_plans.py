@@ -41,6 +41,32 @@ def without_layers(
     return [replace(plan, layers=rests(plan)) for plan in plans]
 
 
+def only_layers(
+    plans: Sequence[ClientPlan],
+    trained: Mapping[int, Collection[Layer]],
+    settings: PlanSettings,
+    keep: Sequence[float],
+) -> Sequence[ClientPlan]:
+    """The same plans, in which all but these layers are outside each client's L_i.
+
+    Args:
+        plans: the plans of a round.
+        trained: the layers that each client may train and upload.
+        settings: the run's `[plan]`.
+        keep: for every client of the run, the share of a pruned layer that its device can hold.
+    """
+    alike: dict[frozenset[Layer], list[ClientPlan]] = {}
+    for plan in plans:
+        left_out = frozenset(plan.layers) - set(trained[plan.client])
+        alike.setdefault(left_out, []).append(plan)
+    revised = {
+        plan.client: plan
+        for left_out, group in alike.items()
+        for plan in without_layers(group, left_out, settings, keep)
+    }
+    return [revised[plan.client] for plan in plans]
+
+
 def continuing_layers(
     plans: Sequence[ClientPlan], continued: Collection[Layer], seen: Mapping[int, int], since: int
 ) -> Sequence[ClientPlan]:

@@ -1,6 +1,7 @@
-"""The aggregator of a run: its rule, products, damping, server optimizer, recycling, intervals.
+"""The aggregator of a run: its rule, and what a run adds to it.
 
-They apply in this order.  Whether the model is an average of W over rounds changes none of them.
+Products of adapters, damping, server optimizer, recycling, selection and intervals apply in this
+order.  Whether the model is an average of W over rounds changes none of them.
 """
 
 from dataclasses import replace
@@ -12,11 +13,13 @@ from fedp3.server.intervals import with_intervals
 from fedp3.server.optimizer import with_optimizer
 from fedp3.server.products import with_products
 from fedp3.server.recycling import with_recycling
+from fedp3.server.selection import with_selection
 
 
 def make_aggregator(settings: AggregateSettings, spec: RunSpec) -> Aggregator:
     """How the uploads of a run become its next model."""
     aggregator = AGGREGATORS.pick(settings.rule)(settings, spec)
-    for wrap in (with_products, with_damping, with_optimizer, with_recycling, with_intervals):
+    wraps = (with_products, with_damping, with_optimizer, with_recycling, with_selection)
+    for wrap in (*wraps, with_intervals):
         aggregator = wrap(aggregator, settings, spec)
     return replace(aggregator, average=settings.average)

@@ -9,7 +9,7 @@ weights decay to zero; here it is the sum over the senders (erratum A9).
 """
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass
 from typing import Annotated, Any, Literal
 
@@ -43,6 +43,8 @@ class NextRound:
         left_out: layers that no client uploads, because the aggregator does without them.
         stored: whether clients train these layers and store them, instead of doing what
             `plan.others` says.
+        trained: from the participants of the round to the layers that each trains and uploads;
+            None where the plans decide.
         continued: layers that are not sent to clients which took part in round `since`; these
             clients continue from where they left off.
         since: the last round that was aggregated.
@@ -50,6 +52,7 @@ class NextRound:
 
     left_out: frozenset[Layer] = frozenset()
     stored: bool = False
+    trained: Callable[[Sequence[int]], Mapping[int, Collection[Layer]]] | None = None
     continued: frozenset[Layer] = frozenset()
     since: int = -1
 
@@ -173,6 +176,18 @@ class AggregateSettings:
         ge=1,
         description="layers on which clients agree most are averaged only once in so many rounds, "
         "and clients continue to train them in between (FedLAMA); 1 means every round",
+    )
+    select: int = Field(
+        default=0,
+        ge=0,
+        description="each client trains and uploads only so many layers: those in which the "
+        "gradient that it reported ([hooks] exchange = 'norms') is largest; 0 means all layers",
+    )
+    agreement: float = Field(
+        default=0.0,
+        ge=0,
+        description="with select: how much clients are made to train the same layers; 0, not at "
+        "all; 1, as much as a squared gradient of mean size counts; large, completely",
     )
     average: int = Field(
         default=1,

@@ -319,7 +319,8 @@ def _surely_finite(updates: Iterable[Params]) -> bool:
     alike: dict[tuple[object, ...], list[Tensor]] = {}  # codes of equal tensors may differ
     for tensors in updates:
         for n, w in tensors.items():
-            alike.setdefault((n, w.shape, w.dtype), []).append(w)
+            if w.is_floating_point():  # integers are finite
+                alike.setdefault((n, w.shape, w.dtype), []).append(w)
     for rows in alike.values():
         stacked = torch.stack(rows) if len(rows) > 1 else rows[0]
         if not math.isfinite(float(stacked.sum())):

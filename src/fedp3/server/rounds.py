@@ -21,7 +21,7 @@ from fedp3.planning.client_plans import client_plans, unscheduled
 from fedp3.planning.dispatch import dispatched_tasks, global_tasks, training_tasks
 from fedp3.planning.participation import eligible_clients, sample_clients
 from fedp3.planning.pruning import deal_units
-from fedp3.planning.revised_plans import continuing_layers, without_layers
+from fedp3.planning.revised_plans import continuing_layers, only_layers, without_layers
 from fedp3.privacy.client_level.budget import EVERYBODY
 from fedp3.privacy.client_level.mechanism import poisson_clients
 from fedp3.privacy.ledger import Ledger
@@ -160,6 +160,8 @@ def _separate_round(
     plans = [fleet[i] for i in clients] if fleet is not None else _plans(context, t, clients)
     wanted = context.aggregator.next_round(state.aggregator)
     asked = without_layers(plans, wanted.left_out, context.plan, context.keep, stored=wanted.stored)
+    if wanted.trained is not None:
+        asked = only_layers(asked, wanted.trained(clients), context.plan, context.keep)
     asked = continuing_layers(asked, wanted.continued, state.seen, wanted.since)
     dealt = deal_units(asked, spec.pruning.selector, len(clients))
     tasks = training_tasks(  # Alg. 1, ll. 5-6
