@@ -5,6 +5,7 @@ The paper pools the published train and test parts and splits every client's sam
 
     dataset.py         Dataset and its batches
     inputs.py          the inputs of a network: a tensor, a tuple or a dict of tensors
+    sample_spec.py     shapes of samples that only nodes have
     user_data.py       data sets from a user's tensors or data sets, or from one for each client
     text.py            a text file as sequences of characters, by speaker
     sources.py         the published data sets: files, shapes, addresses, checksums, normalisation
