@@ -16,6 +16,7 @@ from fedp3.core import files
 from fedp3.methods import METHODS
 from fedp3.runs import run_folder
 from fedp3.server.aggregators import AGGREGATORS
+from processes import ended, start_fedp3
 
 TINY = [
     "model.width=0.03",
@@ -606,14 +607,10 @@ def test_the_debug_engine_ends_with_the_traceback_of_a_clients_exception(fedp3, 
         settings = [*TINY, "run.max_void=1", f"method={method}"]
         return ["run", "my.toml", *settings, "--use", rules, "--out", f"{method}{len(more)}", *more]
 
-    done = subprocess.run(
-        [sys.executable, "-m", "fedp3", *command("broken", "--engine", "debug")],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 1 and "in broken_loss" in done.stderr
-    assert done.stderr.splitlines()[-1] == "ValueError: the loss cannot be computed"
+    log = tmp_path / "log"
+    process = start_fedp3(log, *command("broken", "--engine", "debug"))
+    assert ended(process) == 1 and "in broken_loss" in log.read_text()
+    assert log.read_text().splitlines()[-1] == "ValueError: the loss cannot be computed"
     # Without this engine the command line shows an OSError as one line.
     code, _, err = fedp3(*command("unreadable", "--engine", "debug"))
     assert code == 1 and "Traceback" in err and "in unreadable_loss" in err

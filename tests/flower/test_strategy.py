@@ -413,6 +413,20 @@ def test_nodes_need_to_know_how_many_they_are(tmp_path):
     assert strategy.start(grid, arrays).train_metrics_clientapp[2]["clients"] == 3
 
 
+def test_a_node_that_claims_absurd_numbers_does_no_harm(tmp_path):
+    def lies(sent, reply):
+        if sent.metadata.dst_node_id == 101 and "node" in reply.content:
+            reply.content["node"]["examples"] = 1 << 60
+            reply.content["node"]["clients"] = 1 << 30
+        return reply
+
+    grid = grid_of(app_of(), tmp_path)
+    grid.spoil = lies
+    strategy = FedP3(make_net(), wait=1, **SETTINGS)
+    result = strategy.start(grid, ArrayRecord(make_net().state_dict()))
+    assert result.train_metrics_clientapp[1]["clients"] >= 2
+
+
 def test_nobody_online_is_told(monkeypatch):
     strategy = FedP3(make_net(), wait=0, **SETTINGS)
     with pytest.raises(RunError, match="no node answered within 0 s"):

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -26,6 +27,7 @@ from fedp3.core.files import is_locked, locked, read_json
 from fedp3.report import live, watch
 from fedp3.report.watch import Server
 from fedp3.runs.stop_request import StopRequested, request_stop
+from processes import ended, start_fedp3
 
 
 @pytest.fixture
@@ -281,38 +283,26 @@ def test_a_port_that_is_taken_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def training(tmp_path: Path) -> Iterator[Callable[[], subprocess.Popen[str]]]:
+def training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[[], BaseProcess]]:
     """Starts a long run in `tmp_path / "a"`, and ends it with the test if it still goes on."""
+    monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit):
         main(["init", str(tmp_path / "my.toml")])
-    started: list[subprocess.Popen[str]] = []
+    started: list[BaseProcess] = []
 
-    def start() -> subprocess.Popen[str]:
+    def start() -> BaseProcess:
         words = ["run.rounds=2000", "run.eval_every=1", "partition.clients=12", "local.steps=1"]
-        program = [sys.executable, "-m", "fedp3", "run", "my.toml", *words, "--out", "a"]
-        process = subprocess.Popen(
-            program, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
-        )
+        process = start_fedp3(tmp_path / "log", "run", "my.toml", *words, "--out", "a")
         started.append(process)
-        threading.Thread(target=_drain, args=(process,), daemon=True).start()
         until(lambda: live.EventReader(tmp_path / "a").update(), "the first round")
         return process
 
     yield start
     for process in started:
-        if process.poll() is None:
-            process.send_signal(signal.SIGTERM)
-        process.wait()
-
-
-LINES: dict[int, list[str]] = {}
-
-
-def _drain(process: "subprocess.Popen[str]") -> None:
-    assert process.stderr is not None
-    with process.stderr as lines:
-        for line in lines:
-            LINES.setdefault(process.pid, []).append(line)
+        process.terminate()
+        process.join()
 
 
 def until(done: Callable[[], Any], what: str) -> None:
@@ -324,17 +314,17 @@ def until(done: Callable[[], Any], what: str) -> None:
 
 
 def test_a_request_stops_a_run_as_ctrl_c_does(
-    tmp_path: Path, training: Callable[[], "subprocess.Popen[str]"]
+    tmp_path: Path, training: Callable[[], BaseProcess]
 ) -> None:
     process = training()
     with Server(tmp_path / "a") as server:
         status, _, body = ask(server, "stop", "POST", Origin=origin(server))
         assert status == 202 and json.loads(body) == {"stopping": True}
-        assert process.wait(timeout=120) == 130
+        assert ended(process) == 130
         until(lambda: live.state_of(tmp_path / "a") == "idle", "the end")
         status, _, body = ask(server, "stop", "POST", Origin=origin(server, "localhost"))
         assert status == 409 and "no process is training" in json.loads(body)["error"]
-    assert "resume with: fedp3 resume a" in "".join(LINES[process.pid])
+    assert "resume with: fedp3 resume a" in (tmp_path / "log").read_text()
     assert not (tmp_path / "a" / "stop").exists() and not (tmp_path / "a" / "result.json").exists()
 
 
@@ -372,7 +362,7 @@ def test_an_old_request_does_not_stop_a_resumed_run(tmp_path: Path) -> None:
 
 def test_the_page_follows_a_run_and_its_button_stops_it(
     tmp_path: Path,
-    training: Callable[[], "subprocess.Popen[str]"],
+    training: Callable[[], BaseProcess],
     browser: Any,  # noqa: F811
 ) -> None:
     process = training()
@@ -411,7 +401,7 @@ def test_the_page_follows_a_run_and_its_button_stops_it(
         assert page.locator("#stop").inner_text() == "Really stop? Click again"
         assert not (tmp_path / "a" / "stop").exists(), "one click is not enough"
         page.locator("#stop").click()
-        assert process.wait(timeout=120) == 130
+        assert ended(process) == 130
         until(lambda: page.locator("#state").inner_text().startswith("not training"), "the end")
         assert not page.locator("#stop").is_visible()
         assert errors == []

@@ -7,6 +7,7 @@ The paper pools the published train and test parts and splits every client's sam
     inputs.py          the inputs of a network: a tensor, a tuple or a dict of tensors
     rows.py            rows of map-style data sets, read now or when a batch needs them
     labels.py          class labels from numbers or texts
+    sample_spec.py     shapes of samples that only nodes have
     user_data.py       data sets from a user's tensors or data sets, or from one for each client
     gathering.py       what users pass as data: which kind it is
     text.py            a text file as sequences of characters or tokens, by speaker

@@ -39,6 +39,7 @@ from fedp3.runs.session import Outcome
 from fedp3.server.context import RoundRecord
 
 FALLBACK_CLIENTS = 1000  # with which settings are checked before the nodes tell how many they are
+COUNTED = 100_000  # records of a node beyond which their number changes nothing; nodes may lie
 FIRST_ANSWER_SECONDS = 600.0  # besides `wait`, if nodes are online
 SIMULATED_REST, DEPLOYED_REST = 0.02, 1.0  # seconds between two looks for replies
 KINDS = {"G": "global", "D": "dispatched", "P": "personal"}
@@ -200,7 +201,7 @@ def _introduce(grid: Grid, settings: Mapping[str, Any], wait: float) -> Introduc
         simulated = all(identity.simulated for identity in roster.met.values())
         answered = set(grid.get_node_ids()) <= roster.met.keys() | roster.refused.keys()
         hopeless = answered and simulated and bool(roster.refused)
-        complete = bool(roster.met) and roster.nodes.keys() >= set(range(_clients(roster)))
+        complete = bool(roster.met) and _complete(roster)
         if complete or hopeless or (end < time.monotonic() and not _first_answer_due(roster, end)):
             break
         asking.rest()
@@ -208,6 +209,12 @@ def _introduce(grid: Grid, settings: Mapping[str, Any], wait: float) -> Introduc
         raise RunError(_nobody(roster, wait))
     rest = partial(time.sleep, SIMULATED_REST if simulated else DEPLOYED_REST)
     return Introduced(roster=roster, settings=text, action=ACTION, rest=rest, simulated=simulated)
+
+
+def _complete(roster: Roster) -> bool:
+    """Whether every client is online; a node may claim any number of clients."""
+    clients = _clients(roster)
+    return clients <= len(roster.nodes) and all(i in roster.nodes for i in range(clients))
 
 
 def _first_answer_due(roster: Roster, end: float) -> bool:
@@ -249,7 +256,7 @@ def _assembled(settings: Mapping[str, Any], net: nn.Module, roster: Roster) -> E
 
 def _counted(examples: int) -> Shard:
     """A shard of this many train samples, of which the server knows nothing but their number."""
-    return Shard(torch.arange(examples), NO_SAMPLES.test)
+    return Shard(torch.arange(min(examples, COUNTED)), NO_SAMPLES.test)
 
 
 def _refuse_others(roster: Roster, config: Config) -> None:

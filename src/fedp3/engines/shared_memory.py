@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 Packed = tuple[bytes, Tensor]  # a pickle, and the block that holds its tensors
 GetBlock = Callable[[int], Tensor]  # size in bytes -> a block of at least this size
-Place = tuple[int, tuple[int, ...], torch.dtype]  # of a tensor in a block: offset, shape, dtype
+# Of a tensor in a block: offset, shape, strides, dtype.  Strides are kept because kernels, and so the
+# last bits of what they compute, depend on them (channels_last).
+Place = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 CACHE_LINE = 64  # bytes; every tensor begins at a multiple of it
 
 
@@ -27,7 +29,8 @@ class _Layout:
     def place(self, tensor: Tensor) -> Place:
         """The place of a tensor, which is assigned when it occurs for the first time."""
         if id(tensor) not in self.places:
-            self.places[id(tensor)] = (self.size, tuple(tensor.shape), tensor.dtype)
+            strides = torch.empty_like(tensor, device="meta").stride()  # without gaps
+            self.places[id(tensor)] = (self.size, tuple(tensor.shape), strides, tensor.dtype)
             self.tensors.append(tensor)
             lines = -(-tensor.numel() * tensor.element_size() // CACHE_LINE)
             self.size += lines * CACHE_LINE
@@ -63,9 +66,9 @@ class _Unpickler(pickle.Unpickler):
 
 def _view(block: Tensor, place: Place) -> Tensor:
     """The tensor at this place, as a view of the block."""
-    offset, shape, dtype = place
+    offset, shape, strides, dtype = place
     size = torch.Size(shape).numel() * dtype.itemsize
-    return block[offset : offset + size].view(dtype).view(shape)
+    return block[offset : offset + size].view(dtype).as_strided(shape, strides)
 
 
 def pack(messages: Sequence[Any], get_block: GetBlock) -> list[Packed]:
