@@ -1,5 +1,6 @@
 """Texts with labels, and texts by a tokenizer: what becomes a record, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,11 +87,8 @@ def test_labels_are_numbered_in_their_order(tmp_path: Path, tokenizer: Tokenizer
 def test_lines_that_are_no_records_are_refused(tmp_path: Path, text: str, reason: str) -> None:
     path = H.write_tokenizer(tmp_path / "tokenizer.json")
     plain = read_tokenizer(path)
-    bare = Tokenizer(
-        size=plain.size,
-        padding=0,
-        sequences=lambda texts, length: [plain.plain(text)[:length] for text in texts],
-        plain=plain.plain,
+    bare = replace(
+        plain, sequences=lambda texts, length: [plain.plain(text)[:length] for text in texts]
     )
     with pytest.raises(DataError, match=reason):
         read_tsv(file(tmp_path, text), 4, bare, labels=("0", "1"))
