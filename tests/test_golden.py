@@ -259,7 +259,7 @@ CASES: dict[str, Sequence[str]] = {
     "hf-vit": ("model.name=hf", "model.path={folders}/vit", "plan.layers=opu2"),
     "frozen-embedding": (*TEXT, "model.frozen=['embedding']"),
     "lora-windows-of-ranks": (
-        *("method=hetlora", *LORA, "adapter.rule=freeze_a", "aggregate.rule=simple"),
+        *("method=hetlora", *LORA, "adapter.rule=freeze_a", "adapter.weights=rule"),
         *("prune.selector=rolling", "plan.upload=retained", *TERNARY),
     ),
     "lora-hf-bert": (*SEQUENCES, "method=flexlora", "adapter.rank=4"),

@@ -175,6 +175,7 @@ PACKAGES = [  # name, what it is about, colour
     ("runs", "folder, resume", "d"),
     ("report", "tables, page", "d"),
     ("deploy", "Flower apps", "d"),
+    ("flower", "FedP3 strategy", "d"),
     ("api", "fedp3.run", "d"),
     ("cli", "fedp3 ...", "d"),
 ]
@@ -196,7 +197,7 @@ def packages() -> str:
                 parts.append(
                     arrow((x + 90, y + 66), (x + 90, y + 74), (110, y + 74), (110, y + 83))
                 )
-    about = "Twenty packages in one line; each imports only packages before it"
+    about = "Twenty-one packages in one line; each imports only packages before it"
     return picture(16 + 84 * 7, about, parts)
 
 

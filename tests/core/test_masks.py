@@ -205,3 +205,25 @@ def test_what_is_exchanged_of_a_layer_that_reads_pruned_units(
     votes = unfed_columns == "vote"
     assert lists(down) == (dense if send == "dense" and votes else columns)
     assert lists(up) == (dense if upload == "zeros" or (upload == "all" and votes) else columns)
+
+
+@given(st.data(), st.integers(1, 5), st.integers(1, 3), st.integers(1, 3))
+def test_units_of_an_axis_with_parts_are_those_of_a_loop(
+    data: st.DataObject, units: int, repeat: int, parts: int
+) -> None:
+    retained = data.draw(sides(units))
+    layers = LayerMap(
+        layers={"a": ("a.weight",)},
+        shapes={"a.weight": (units * repeat * parts, 2)},
+        axes={"a.weight": (Axis("a", repeat, parts), None)},
+        groups={"a": UnitGroup(units, "a")},
+        prunable=frozenset(),
+        buffers=frozenset(),
+    )
+    expected = [
+        row
+        for row, (_, unit, _) in enumerate(product(range(parts), range(units), range(repeat)))
+        if unit in retained.tolist()
+    ]
+    found = M.block("a.weight", {"a": retained}, layers)
+    assert found is not None and found.rows is not None and found.rows.tolist() == expected

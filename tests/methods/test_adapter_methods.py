@@ -60,7 +60,7 @@ def test_a_client_of_rank_r_trains_matrices_of_rank_r_with_the_same_result(
     rule: str, selector: str
 ) -> None:
     ranks = (f"adapter.rule={rule}", f"prune.selector={selector}", "plan.upload=retained", KEEP)
-    ranks = (*ranks, "aggregate.rule=simple")
+    ranks = (*ranks, "adapter.weights=rule")
     small = trained(experiment("hetlora", *ranks))[0].W
     masked = trained(experiment("hetlora", *ranks, "prune.physical=false"))[0].W
     close(small, masked)
@@ -123,14 +123,14 @@ def test_the_mean_of_merged_models_is_the_merged_mean(
 
 
 def test_hetlora_of_equal_ranks_and_weights_is_fedit() -> None:
-    off = ("prune.keep=1.0", "aggregate.rule=examples")
+    off = ("prune.keep=1.0", "aggregate.rule=examples", "adapter.weights=rule")
     assert same(trained(experiment("hetlora", *off))[0].W, trained(experiment("fedit"))[0].W)
 
 
 def test_pairs_that_nobody_sent_keep_their_bits() -> None:
     """Rolling ranks without padding: each pair is averaged over those who sent it."""
     quarter = ("prune.keep=0.25", "prune.selector=rolling", "plan.upload=retained")
-    e = experiment("hetlora", *quarter, "aggregate.rule=simple")
+    e = experiment("hetlora", *quarter)
     W = trained(e, 1)[0].W
     for l in adapters.ADAPTED:
         changed = (W[f"{l}.b.weight"] != e.start.W[f"{l}.b.weight"]).any(0)
@@ -144,7 +144,8 @@ def test_pairs_that_nobody_sent_keep_their_bits() -> None:
         (["method=flexlora", "aggregate.server=momentum"], "no optimizer, damping"),
         (["method=flexlora", "aggregate.rule=distance"], "how much a client's product counts"),
         (["method=flexlora", "download.compress=ternary"], "do not add up"),
-        (["method=ffa-lora", "aggregate.rule=product_norm"], "both are uploaded"),
+        (["method=ffa-lora", "adapter.weights=norm"], "two matrices that are both averaged"),
+        (["method=hetlora", "aggregate.rule=attention"], "which layers without adapters follow"),
         (["method=fedavg", "adapter.rank=4"], r"\[adapter\] rank: there are no adapters"),
         (["method=fedit", "hooks.scale=true"], "not divided by its share"),
         (["method=flora", "devices.fleet=phones"], "'auto' does not count that"),

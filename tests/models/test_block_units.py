@@ -19,6 +19,8 @@ from fedp3.models.hf_folder import KINDS
 from fedp3.models.layer_map import layer_map
 from fedp3.models.skipping import blocks_left_out, left_out, skipped_blocks, without_blocks
 from fedp3.models.zoo import ModelSettings, ModelSpec, build
+from fedp3.planning.prune_settings import PruneSettings
+from fedp3.planning.pruning import masks_for
 from models.test_hf import loss_of, network, records
 
 OWN = ("gpt", "vit-own")
@@ -115,6 +117,35 @@ def test_queries_keys_and_values_that_are_one_layer_are_pruned_together(folders:
     rows = M.block("blocks.1.attention.qkv.bias", units, layers).rows
     one = [0, 1, 2, 3, 8, 9, 10, 11]
     assert rows.tolist() == [16 * part + j for part in range(3) for j in one]
+
+
+@pytest.mark.parametrize(
+    ("kind", "group", "rows"),
+    [
+        ("gpt", "blocks.0.attention.qkv", True),
+        ("gpt2", "net.transformer.h.0.attn.c_attn", False),
+        ("gpt2", "net.transformer.h.0.mlp.c_fc", False),
+        ("bert", "net.bert.encoder.layer.0.attention.self.key", True),
+    ],
+)
+def test_the_largest_units_are_those_with_the_largest_weights(
+    kind: str, group: str, rows: bool, folders: Path
+) -> None:
+    """Whether weights are stored by rows or columns, and queries, keys and values at once."""
+    net, _, _ = case(kind, folders)
+    layers = layer_map(net, heads=True)
+    W = {n: w.detach() for n, w in net.named_parameters()}
+    plan = ClientPlan(0, dict.fromkeys(layers.layers, LayerPlan(send="pruned", keep=0.5)))
+    settings = PruneSettings(selector="neuron_norm", heads=True)
+    chosen = masks_for(plan, W, layers, settings, 0, 0).units[group].tolist()
+    weight = W[f"{group}.weight"]
+    squares = []
+    for unit in range(layers.groups[group].units):
+        block = M.block(f"{group}.weight", {group: torch.tensor([unit])}, layers)
+        indices = block.rows if rows else block.cols
+        squares.append(float((weight[indices] if rows else weight[:, indices]).square().sum()))
+    largest = sorted(range(len(squares)), key=lambda j: -squares[j])[: len(chosen)]
+    assert chosen == sorted(largest)
 
 
 def test_heads_are_fixed_unless_they_are_asked_for(folders: Path) -> None:

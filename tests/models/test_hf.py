@@ -214,7 +214,7 @@ def test_missing_files_and_pickles_are_refused(folders: Path, tmp_path: Path) ->
             {"shape": (17,)},
             "at most 16 tokens, and sequences have 17; set \\[data\\] length",
         ),
-        ("roberta", {"shape": (17,)}, "at most 16 tokens"),
+        ("roberta", {"shape": (18,)}, "at most 17 tokens"),
         ("bert", {"vocabulary": 99}, "knows 15 tokens, and the tokenizer has 99"),
         ("bert", {"labelled": False}, "classifies sequences.*data.name = 'tsv'"),
         ("gpt2", {"labelled": True}, "continues texts.*data.name = 'text'"),
@@ -229,6 +229,14 @@ def test_data_that_do_not_fit_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=text):
         network(kind, folders, **changed)
+
+
+@pytest.mark.parametrize(("kind", "longest"), [("bert", 16), ("roberta", 17), ("llama", 16)])
+def test_the_longest_sequence_that_is_allowed_can_be_computed(
+    kind: str, longest: int, folders: Path
+) -> None:
+    net = network(kind, folders, shape=(longest,))
+    assert len(net(torch.full((2, longest), 5))) == 2
 
 
 def test_a_head_for_other_classes_is_replaced_on_request(folders: Path) -> None:

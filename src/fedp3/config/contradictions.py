@@ -264,8 +264,9 @@ def _wrong_adapters(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
             f"[adapter] {key}: there are no adapters; set kind = 'lora'"
             for key in unused
             if getattr(adapter, key) != getattr(usual, key)
-        ] + _wrong_norm(c)
+        ]
     combined = ADAPTER_RULES.pick(adapter.rule).combines
+    by_norm = adapter.weights == "norm"
     after = f"[adapter] rule: under {adapter.rule!r} the matrices of two rounds have nothing in "
     after += "common but their product, so that "
     reasons = {
@@ -297,20 +298,20 @@ def _wrong_adapters(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
         "planner = 'auto' does not count that; use another rule, or planner = 'manual'": (
             adapter.rule == "stack" and c.devices.plans
         ),
+        f"[adapter] weights: 'norm' is of a product of two matrices that are both averaged; under "
+        f"{adapter.rule!r} set 'rule', or set rule = 'factors'": (
+            by_norm and adapter.rule != "factors"
+        ),
+        "[aggregate] rule: with [adapter] weights = 'norm' set 'simple', 'examples' or 'weighted', "
+        f"which layers without adapters follow; got {aggregate.rule!r}": (
+            by_norm and aggregate.rule not in MEANS_OF_CHANGES
+        ),
+        "[adapter] weights: 'norm' gives clients different weights, which client-level DP does not "
+        "allow; set 'rule'": by_norm and c.client_privacy.enabled,
         "[hooks] scale: the outputs of an adapter are not divided by its share of the rank; set "
         "scale to false": c.hooks.scale,
     }
-    return [text for text, applies in reasons.items() if applies] + _wrong_norm(c)
-
-
-def _wrong_norm(c: Config) -> list[str]:
-    exact = c.adapter.kind != NONE and c.adapter.rule == "factors"
-    if c.aggregate.rule != "product_norm" or exact:
-        return []
-    return [
-        "[aggregate] rule: 'product_norm' weighs clients by the product of two matrices that both "
-        "are uploaded; set [adapter] kind = 'lora' and rule = 'factors'"
-    ]
+    return [text for text, applies in reasons.items() if applies]
 
 
 def _wrong_devices(c: Config, given: Collection[tuple[str, str]]) -> list[str]:

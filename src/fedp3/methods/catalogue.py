@@ -94,11 +94,11 @@ def _lora(rule: str, **sections: Mapping[str, object]) -> Settings:
     return _with(FULL, adapter={"kind": "lora", "rule": rule}, **sections)
 
 
-def _ranks(rule: str, **sections: Mapping[str, object]) -> Settings:
+def _ranks(rule: str, weights: str = "rule", **sections: Mapping[str, object]) -> Settings:
     """Adapters of different ranks: a weak device has the leading pairs of each."""
     return _with(
         SUBMODELS,
-        adapter={"kind": "lora", "rule": rule},
+        adapter={"kind": "lora", "rule": rule, "weights": weights},
         prune={"keep": RANKS, "selector": "ordered"},
         **sections,
     )
@@ -322,7 +322,7 @@ _add(
 _add(
     "hetlora",
     "LoRA of a rank by capacity, padded with zeros, weighed by norms (Cho et al., 2024)",
-    _ranks("factors", plan={"upload": "zeros"}, aggregate={"rule": "product_norm"}),
+    _ranks("factors", plan={"upload": "zeros"}, weights="norm"),
 )
 _add(
     "flexlora",

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass as plain_dataclass
 from fnmatch import fnmatchcase
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic.dataclasses import dataclass
@@ -77,6 +77,11 @@ class AdapterSettings:
         "factors, A and B are averaged separately; product, the products B A are averaged, and "
         "the mean is cut back to the rank by a singular value decomposition; stack, the mean of "
         "the products is added to the weights as it is, and A and B begin anew",
+    )
+    weights: Literal["rule", "norm"] = Field(
+        default="rule",
+        description="how much a client's adapters count in the mean: rule, as [aggregate] rule "
+        "says; norm, by the norm of its products B A in the layer, with rule = 'factors' (HetLoRA)",
     )
     scale: float = Field(
         default=2.0, gt=0, description="factor of the product B A, often written as alpha / rank"

@@ -223,7 +223,8 @@ def _check_samples(folder: Folder, config: Any, spec: ModelSpec) -> None:
         does = "classifies sequences" if kind.reads == "sequences" else "continues texts"
         name = "tsv" if kind.reads == "sequences" else "text"
         raise InputError(f"{what} {does}, and the data are not for that; use data.name = {name!r}")
-    places = config.max_position_embeddings - kind.first_place
+    before = 1 + (config.pad_token_id or 0) if kind.places_after_padding else 0
+    places = config.max_position_embeddings - before
     if spec.shape[0] > places:
         raise InputError(
             f"{what} reads at most {places} tokens, and sequences have {spec.shape[0]}; set "

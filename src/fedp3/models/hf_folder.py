@@ -46,7 +46,8 @@ class Kind:
         reads: what it reads: "sequences" that it classifies, "text" that it continues, or "images".
         head: beginnings of names of tensors that are drawn anew if the folder does not have them.
         more: fields of older configs besides those of the class.
-        first_place: the place of the first token, where that is not 0.
+        places_after_padding: whether the first token has the place after the number of the padding
+            token, and not place 0.
     """
 
     config: str
@@ -54,7 +55,7 @@ class Kind:
     reads: str
     head: tuple[str, ...] = ("classifier.",)
     more: frozenset[str] = frozenset()
-    first_place: int = 0
+    places_after_padding: bool = False
 
 
 KINDS: Mapping[str, Kind] = {
@@ -74,7 +75,7 @@ KINDS: Mapping[str, Kind] = {
         config="RobertaConfig",
         model="RobertaForSequenceClassification",
         reads="sequences",
-        first_place=2,
+        places_after_padding=True,
     ),
     "gpt2": Kind(config="GPT2Config", model="GPT2LMHeadModel", reads="text", head=()),
     "llama": Kind(

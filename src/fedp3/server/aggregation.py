@@ -11,7 +11,7 @@ from fedp3.server.aggregators import AGGREGATORS, AggregateSettings, Aggregator
 from fedp3.server.damping import with_damping
 from fedp3.server.intervals import with_intervals
 from fedp3.server.optimizer import with_optimizer
-from fedp3.server.products import with_products
+from fedp3.server.products import with_norms, with_products
 from fedp3.server.recycling import with_recycling
 from fedp3.server.selection import with_selection
 
@@ -19,7 +19,14 @@ from fedp3.server.selection import with_selection
 def make_aggregator(settings: AggregateSettings, spec: RunSpec) -> Aggregator:
     """How the uploads of a run become its next model."""
     aggregator = AGGREGATORS.pick(settings.rule)(settings, spec)
-    wraps = (with_products, with_damping, with_optimizer, with_recycling, with_selection)
-    for wrap in (*wraps, with_intervals):
+    for wrap in (
+        with_norms,
+        with_products,
+        with_damping,
+        with_optimizer,
+        with_recycling,
+        with_selection,
+        with_intervals,
+    ):
         aggregator = wrap(aggregator, settings, spec)
     return replace(aggregator, average=settings.average)

@@ -103,8 +103,7 @@ class AggregateSettings:
         default="simple",
         description="weights of the mean: simple, equal; examples, by number of samples; weighted, "
         "by number of layers in L_i; distance, softmax(-distance to the current model / tau); "
-        "attention, learned per client; product_norm, by the norm of a client's product B A "
-        "([adapter] rule = 'factors')",
+        "attention, learned per client",
     )
     tau: float = Field(
         default=1.0, gt=0, description="with rule = 'distance': temperature of the softmax"

@@ -26,7 +26,6 @@ from fedp3.core.threads import one_thread
 from fedp3.core.types import AcceptedUpdate, Layer, Params
 from fedp3.models.lora import Pair, pairs_of
 from fedp3.server.aggregators import (
-    AGGREGATORS,
     AggregateSettings,
     Aggregator,
     examples,
@@ -107,18 +106,18 @@ def factorised(M: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 # --------------------------------------------------------------------------- weights by norm
 
 
-def product_norm(settings: AggregateSettings, spec: RunSpec) -> Aggregator:
-    """Weights by the norm of a client's products B A in the layer (HetLoRA).
-
-    In layers without adapters all clients count the same.
-    """
+def with_norms(aggregator: Aggregator, settings: AggregateSettings, spec: RunSpec) -> Aggregator:
+    """The mean, in which a client's adapters count by the norm of its products (HetLoRA)."""
     by_layer: dict[Layer, list[Pair]] = {}
     for pair in pairs_of(spec.layers):
         by_layer.setdefault(pair.layer, []).append(pair)
+    if not by_layer or spec.adapter.weights != "norm":
+        return aggregator
+    usual = WEIGHTS[settings.rule]
 
     def weigh(u: AcceptedUpdate, l: Layer) -> float:
         if l not in by_layer:
-            return 1.0
+            return usual(u)
         squares = [_square(u.update.tensors, pair) for pair in by_layer[l]]
         return float(torch.stack(squares).sum().sqrt().clamp(min=SMALLEST))
 
@@ -130,8 +129,6 @@ def product_norm(settings: AggregateSettings, spec: RunSpec) -> Aggregator:
 
 def _square(tensors: Mapping[str, Tensor], pair: Pair) -> Tensor:
     """||B A||^2, from two matrices of rank x rank."""
-    a, b = tensors[pair.a].double(), tensors[pair.b].double()
-    return ((b.T @ b) * (a @ a.T)).sum().clamp(min=0)
-
-
-AGGREGATORS.add("product_norm", product_norm)
+    with one_thread():
+        a, b = tensors[pair.a].double(), tensors[pair.b].double()
+        return ((b.T @ b) * (a @ a.T)).sum().clamp(min=0)
