@@ -190,3 +190,4 @@ def test_plan_shows_what_each_device_does_and_which_limit_binds(tmp_path, fedp3)
     described = json.loads(out)
     assert {"name", "memory_mb", "gflops", "mbps_up"} <= described["devices"][0].keys()
     assert {client["binding"] for client in described["clients"]} > {"upload"}
+    assert {client["code"] for client in described["clients"]} <= {"int8", "int4", "ternary"}
