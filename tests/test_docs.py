@@ -185,7 +185,8 @@ def test_the_documents_are_short():
 
 
 def test_links_between_documents_lead_somewhere():
-    for page in [ROOT / "README.md", *DOCS.rglob("*.md"), *(ROOT / "paper").rglob("*.md")]:
+    folders = [DOCS, ROOT / "paper", ROOT / "benchmarks", ROOT / "examples"]
+    for page in [*ROOT.glob("*.md"), *(page for f in folders for page in f.rglob("*.md"))]:
         for target in re.findall(r"\]\(([^)#\s]+)\)", page.read_text()):
             if not target.startswith("http"):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
