@@ -160,6 +160,10 @@ REFUSED = {
         ["method=selective", "plan.schedule=paced"],
         "a layer may be selected that is not due",
     ),
+    "a selection within L_i": (
+        ["method=selective", "plan.layers=opu2"],
+        "set [plan] layers to 'full', or select to 0",
+    ),
     "a selection of recycled layers": (
         ["method=selective", "aggregate.recycle=0.5"],
         "set recycle or select to 0",

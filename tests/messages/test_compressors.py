@@ -199,7 +199,7 @@ def test_coding_a_few_rows_at_a_time_changes_no_bit(
     sent, scale = pack_tensor(change, None, code, 1.0, torch.Generator())
     with mock.patch.object(compressors, "CACHED", at_once):
         residual = change.clone()
-        symbols, scales = pack_remembering(residual, code, 1.0)
+        symbols, scales = pack_remembering(residual, code, 1.0, torch.Generator())
         total = add_to(base, symbols, scales)
     assert scale is not None and scales is not None
     assert torch.equal(symbols, sent) and torch.equal(scales, scale)

@@ -72,6 +72,8 @@ def _wrong_choices(c: Config) -> list[str]:
         ),
         "[aggregate] select: a recycled layer is one that nobody uploads, and select gives each "
         "client other layers; set recycle or select to 0": all(chosen.values()),
+        "[aggregate] select: the server selects among all layers; set [plan] layers to 'full', or "
+        "select to 0": chosen["select"] and c.plan.layers not in ("full", AUTO),
         "[aggregate] select: with a schedule a layer may be selected that is not due; set [plan] "
         "schedule to 'always', or select to 0": chosen["select"] and c.plan.schedule != "always",
     }

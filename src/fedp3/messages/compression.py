@@ -168,8 +168,9 @@ def pack(
         error = state.get(f"{RESIDUAL}{n}")
         if error is not None:
             change += error
-        if mask is None and compressor.feedback and compressor.scales == "rows":
-            packed[n], scale = pack_remembering(change, compressor, settings.share)
+        dense = mask is None and change.is_contiguous()
+        if dense and compressor.feedback and compressor.scales == "rows":
+            packed[n], scale = pack_remembering(change, compressor, settings.share, rng)
             residual[f"{RESIDUAL}{n}"] = change
         else:
             packed[n], scale = pack_tensor(change, mask, compressor, settings.share, rng)

@@ -208,24 +208,27 @@ def pack_tensor(
     return sent, scale
 
 
-def pack_remembering(change: Tensor, compressor: Compressor, share: float) -> Coded:
+def pack_remembering(
+    change: Tensor, compressor: Compressor, share: float, rng: torch.Generator
+) -> Coded:
     """Code a dense change by rows, and turn it, in place, into what the code loses.
 
-    A few rows at a time go through all steps while they are in the processor's cache.  Only codes
-    that draw nothing can do this to the bit, which is why there is no generator.
+    A few rows at a time go through all steps while they are in the processor's cache.  A code that
+    draws nothing gives the same bits as with all rows at once.
 
     Args:
         change: full-shaped and contiguous; afterwards, what was lost of it.
         compressor: a code by rows with feedback.
         share: of the coordinates that a sparse code sends.
+        rng: for codes that round at random.
     """
     rows = _rows(tuple(change.shape))
-    matrix, unused = change.view(rows, -1), torch.Generator()
+    matrix = change.view(rows, -1)
     sent = torch.empty(matrix.shape, dtype=compressor.dtype)
     scales = torch.empty(rows)
     for block in _blocks(matrix):
         d = matrix[block]
-        symbols, scale = compressor.pack(d, share, unused)
+        symbols, scale = compressor.pack(d, share, rng)
         assert scale is not None
         sent[block], scales[block] = symbols, scale
         d.sub_(symbols * scale[:, None])
