@@ -304,7 +304,7 @@ def _wrong_adapters(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
         ),
         "[aggregate] rule: with [adapter] weights = 'norm' set 'simple', 'examples' or 'weighted', "
         f"which layers without adapters follow; got {aggregate.rule!r}": (
-            by_norm and aggregate.rule not in MEANS_OF_CHANGES
+            by_norm and aggregate.rule not in WEIGHTS
         ),
         "[adapter] weights: 'norm' gives clients different weights, which client-level DP does not "
         "allow; set 'rule'": by_norm and c.client_privacy.enabled,

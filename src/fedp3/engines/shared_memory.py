@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 Packed = tuple[bytes, Tensor]  # a pickle, and the block that holds its tensors
 GetBlock = Callable[[int], Tensor]  # size in bytes -> a block of at least this size
-# Of a tensor in a block: offset, shape, strides, dtype.  Strides are kept because kernels, and so the
-# last bits of what they compute, depend on them (channels_last).
+# Of a tensor in a block: offset, shape, strides, dtype.  Strides are kept because kernels, and so
+# the last bits of what they compute, depend on them (channels_last).
 Place = tuple[int, tuple[int, ...], tuple[int, ...], torch.dtype]
 CACHE_LINE = 64  # bytes; every tensor begins at a multiple of it
 
