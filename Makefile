@@ -32,7 +32,7 @@ $(CORE): $(PINS) | $(BIN)/python
 	@touch $@
 
 $(FULL): $(CORE) $(PINS) paper/pyproject.toml
-	$(PIP) -e '.[flower,privacy,tensorboard,mlflow,wandb,onnx]' -e paper --group dev
+	$(PIP) -e '.[flower,privacy,tensorboard,mlflow,wandb,onnx,hf]' -e paper --group dev
 	@touch $@
 
 $(DOCS): $(CORE) $(PINS)

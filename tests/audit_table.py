@@ -18,7 +18,7 @@ from functools import cache
 import pytest
 
 from fedp3 import config
-from fedp3.engines.base import one_thread
+from fedp3.core.threads import one_thread
 from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.privacy.audit.audit import NAMES, PARTS, audit
 from fedp3.runs.rehearsal import audit_subject

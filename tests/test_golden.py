@@ -8,17 +8,22 @@ pinned values are skipped.  On every machine the same runs agree, to rounding, w
 one client at a time, by autograd.
 """
 
+import atexit
 import json
 import os
 import platform
+import shutil
 import sys
+import tempfile
 from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import hf_folders as H
 from fedp3 import config
 from fedp3.config import Config
 from fedp3.engines.catalogue import make_engine
@@ -53,6 +58,16 @@ TEXT = (
     "data.name=text", f"data.path={PLAY}", "data.length=16", "partition.kind=roles",
     "model.name=gpt", "model.width=0.125", "model.blocks=2", "local.lr=0.01",
 )  # fmt: skip
+# Small transformers and texts, which `settings` writes; {folders} stands for their folder.
+SEQUENCES = (
+    "data.name=tsv", "data.path={folders}/sentences.tsv", "data.length=8", "partition.classes=2",
+    "model.name=hf", "model.path={folders}/bert",
+)  # fmt: skip
+WORDS = (
+    "data.name=text", "data.path={folders}/words.txt", "data.length=8", "partition.kind=iid",
+    "model.name=hf",
+)  # fmt: skip
+SKIP = ("plan.layers=blocks-1-2", "plan.others=skip", "plan.redraw=true")
 MIXED = "prune.keep=[0.9, 0.7, 0.5]"
 TERNARY = ("upload.compress=ternary", "download.compress=ternary")
 FOUR_WIDTHS = "prune.keep=[1.0, 0.5, 0.25, 0.125]"
@@ -155,6 +170,10 @@ CASES: dict[str, Sequence[str]] = {
     ),
     "momentum-on-layers": ("aggregate.server=momentum", "aggregate.server_lr=0.5"),
     "adam-on-layers": ("aggregate.server=adam", "aggregate.server_lr=0.01"),
+    "averaged": (
+        *("method=fedp3-paced", "plan.period=2", "plan.share=0.3", "aggregate.average=3"),
+        "run.rounds=5",
+    ),
     "recycled-at-random": ("aggregate.recycle=0.25", "aggregate.recycle_by=random"),
     "recycled-in-turn": (
         *("aggregate.recycle=0.5", "aggregate.recycle_by=cyclic", "aggregate.server=momentum"),
@@ -213,6 +232,19 @@ CASES: dict[str, Sequence[str]] = {
         *("local.step_schedule=cosine", "local.weight_decay=0.01"),
     ),
     "language-modelling-units": (*TEXT, MIXED, "prune.selector=ordered", "method=fedp3-opu2"),
+    "gpt-heads": (*TEXT, MIXED, "prune.selector=rolling", "prune.heads=true"),
+    "gpt-skipped": (*TEXT, *SKIP),
+    "hf-bert-heads": (
+        *(*SEQUENCES, MIXED, "prune.selector=rolling", "prune.heads=true"),
+        *("local.optimizer=adamw", "local.lr=0.01"),
+    ),
+    "hf-bert-sublayers": (*SEQUENCES, MIXED, "model.layers=sublayers"),
+    "hf-gpt2-units": (
+        *(*WORDS, "model.path={folders}/gpt2", MIXED, "prune.selector=neuron"),
+        "prune.heads=true",
+    ),
+    "hf-llama-skipped": (*WORDS, "model.path={folders}/llama", *SKIP),
+    "hf-vit": ("model.name=hf", "model.path={folders}/vit", "plan.layers=opu2"),
     "vit": ("model.name=vit", "model.width=0.125", "model.blocks=2", "plan.layers=opu2"),
     # local differential privacy
     "ldp": LDP,
@@ -228,6 +260,10 @@ CASES: dict[str, Sequence[str]] = {
     ),
     "ldp-language-modelling": (
         *(*LDP, *TEXT, "plan.layers=full", "local.optimizer=adam", "privacy.delta=1e-3"),
+        "privacy.epsilon=30",
+    ),
+    "ldp-hf-gpt2": (
+        *(*LDP, *WORDS, "model.path={folders}/gpt2", "plan.layers=full", "privacy.delta=1e-3"),
         "privacy.epsilon=30",
     ),
     "ldp-without-noise": (*LDP[:2], "privacy.epsilon=inf"),
@@ -247,26 +283,42 @@ CASES: dict[str, Sequence[str]] = {
 }
 SEVERAL_WORKERS = (
     *("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp", "client-level"),
-    *("devices-buffered", "codes-entropy", "fedp3-paced", "language-modelling"),
+    *("devices-buffered", "codes-entropy", "fedp3-paced", "language-modelling", "hf-bert-heads"),
 )
 RESUMED = (
     *("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp"),
     *("client-level-adam", "devices-buffered", "devices-daily-deadline", "fedpart", "fedluar"),
     *("recycled-in-turn", "ldp-schedule", "devices-paced", "fedlama", "codes-paced"),
     *("codes-ternary", "codes-entropy", "codes-largest-weights", "codes-windows"),
-    *("language-modelling", "adam-kept"),
+    *("language-modelling", "adam-kept", "averaged", "hf-bert-heads", "hf-llama-skipped"),
 )
 ON_FLOWER = (
     *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),
     *("client-level", "devices", "devices-buffered", "fedp3-paced", "fedluar", "fiarse-threshold"),
     *("codes-ternary", "codes-random", "codes-entropy", "codes-windows", "codes-largest-weights"),
     *("codes-topk", "codes-batch-norm", "codes-paced", "weak-clients", "fedlama"),
-    *("language-modelling",),
+    *("language-modelling", "hf-bert-heads", "hf-llama-skipped", "hf-gpt2-units"),
 )
 
 
+@cache
+def folders() -> Path:
+    """A folder with small transformers and texts for them, for as long as the tests run."""
+    pytest.importorskip("transformers")
+    root = Path(tempfile.mkdtemp())
+    atexit.register(shutil.rmtree, root)
+    for kind in ("bert", "gpt2", "llama", "vit"):
+        H.folder(root / kind, kind, **({"classes": 10} if kind == "vit" else {}))
+    H.write_tsv(root / "sentences.tsv", H.sentences(120))
+    H.write_text(root / "words.txt")
+    return root
+
+
 def settings(case: str) -> Config:
-    return config.parse({}, [*SMALL, *CASES[case]])
+    given = [*SMALL, *CASES[case]]
+    if any("{folders}" in setting for setting in given):
+        given = [setting.replace("{folders}", str(folders())) for setting in given]
+    return config.parse({}, given)
 
 
 def outcome(result: dict[str, Any]) -> dict[str, Any]:

@@ -4,17 +4,16 @@
 """
 
 import logging
-import math
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from fedp3 import config as configs
 from fedp3 import data as datasets
@@ -27,8 +26,9 @@ from fedp3.core.settings import OWN
 from fedp3.core.types import ClientPlan, Layer
 from fedp3.costs.table import ClientCost
 from fedp3.data import DATASETS, Dataset
+from fedp3.data.catalogue import POOLED
+from fedp3.data.gathering import Data, Gathered
 from fedp3.data.partition import PARTITIONS
-from fedp3.data.user_data import Data
 from fedp3.engines.catalogue import check_engine, make_engine
 from fedp3.experiment.assemble import Experiment, assemble, assemble_from, split_parts
 from fedp3.messages.compressors import COMPRESSORS
@@ -36,7 +36,7 @@ from fedp3.methods import METHODS
 from fedp3.models.layer_map import layer_map
 from fedp3.models.zoo import MODELS
 from fedp3.planning.coverage import coverage
-from fedp3.planning.layer_sets import LAYER_SETS
+from fedp3.planning.layer_sets import LAYER_SETS, smallest_cover
 from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
 from fedp3.planning.schedules import SCHEDULES
 from fedp3.report.result import Result
@@ -104,6 +104,8 @@ def run(
     callbacks: Sequence[Callback] = (),
     progress: bool | None = None,
     objective: str | Objective = AUTO_OBJECTIVE,
+    test: Data | None = None,
+    lazy: bool = False,
     **settings: Any,
 ) -> Result:
     """Train a network on a data set.
@@ -111,8 +113,10 @@ def run(
     Args:
         model: the network; its values are W_0.  The run computes with it, and leaves other values
             in it: the trained network is `Result.model`.
-        data: tensors (x, y), any map-style data set of (x, y), or a `Dataset`; a list of these has
-            the data of each client.  x is a tensor, or a tuple or dict of tensors.
+        data: tensors (x, y), any map-style data set of (x, y) or DataLoader of one, or a `Dataset`;
+            a list of these, or a dict by name, has the data of each client.  x is a tensor, or a
+            tuple or dict of tensors; y has integers from 0 or texts.  A pair (train, test) of two
+            of these is the same as `test`.
         out: the run folder, with which the run can be resumed and reported on.
         resume: continue the run in `out`, if there is one.  It uses the W_0 that it began with,
             whatever values the model has now.  With a larger `run=dict(rounds=...)` than it began
@@ -127,6 +131,10 @@ def run(
         progress: show a progress bar; by default where standard error is a terminal or a notebook.
         objective: what clients minimise, and what models are scored by: the name of an objective or
             one of your own; by default classification, or what a `Dataset` names.
+        test: a test set of no client, on which the server's model is scored as C.  Clients still
+            test on a part of their own samples.
+        lazy: read samples of a map-style data set when a batch needs them, so that it need not fit
+            into memory and random transforms are drawn anew in every step; see `from_torch`.
         **settings: the settings of the config file, section by section: `method="fedp3"`,
             `prune=dict(keep=0.5)`, `run=dict(rounds=50)`, ...
 
@@ -153,18 +161,21 @@ def run(
     check_callbacks(callbacks)
     if engine == "flower":
         raise InputError(
-            "engine 'flower' reads data sets by name; use `fedp3 run`, or deploy with "
-            "fedp3.deploy.grid_run"
+            "engine 'flower' reads data sets by name; use `fedp3 run`, or the strategy "
+            "fedp3.flower.FedP3 in a Flower app"
         )
     chosen = _objective(objective, settings)
-    dataset, parts = datasets.gather(data, labelled=chosen is None or chosen.labelled)
-    settings = _with_own(settings, objective, parts)
+    labelled = chosen is None or chosen.labelled
+    gathered = datasets.gather(data, test, labelled=labelled, lazy=lazy)
+    dataset, parts = gathered.data, gathered.parts
+    settings = _with_own(settings, objective, gathered)
     settings = _with_fitting_defaults(settings, model, dataset, layers)
     config = configs.parse(settings, where="fedp3.run")
     if out is not None and resume and existing.holds_run(Path(out)):
         config = extended(Path(out), config)
     shards = None if parts is None else split_parts([part.numpy() for part in parts], config)
     experiment = assemble_from(config, model, dataset, layers, shards, objective=chosen)
+    experiment = replace(experiment, client_names=gathered.names)
     make = partial(_engine, workers=workers, engine=engine, plugins=plugins)
     return _train(
         experiment,
@@ -255,19 +266,21 @@ def load_config(path: str | Path, overrides: Sequence[str] = ()) -> Config:
     return configs.load(Path(path), overrides)
 
 
-def load_dataset(name: str, data_dir: str | Path | None = None) -> Dataset:
-    """Load a registered data set; its published train and test parts are one pool.
+def load_dataset(name: str, data_dir: str | Path | None = None, test: str = POOLED) -> Dataset:
+    """Load a registered data set.
 
     Args:
         name: its name, as in `data.name` of a config.
         data_dir: the data folder to search first.
+        test: as in `data.test` of a config: "pooled" makes one pool of the published train and test
+            parts, "official" keeps the test part from the clients, to score C.
 
     Example:
         >>> import fedp3
         >>> fedp3.load_dataset("digits").classes
         10
     """
-    return datasets.load(name, None if data_dir is None else Path(data_dir))
+    return datasets.load(name, None if data_dir is None else Path(data_dir), test=test)
 
 
 def make_config(*overrides: str, **sections: Any) -> Config:
@@ -352,17 +365,27 @@ def _check_arguments(model: object, on_round: object, settings: Mapping[str, Any
                 f"{section}={{'name': {name!r}}} names a {what}, and fedp3.run is passed one; to "
                 "use a name, write a config and call fedp3 run, or pass fedp3.load_dataset(...)"
             )
+    part = settings.get("data", {})
+    if isinstance(part, Mapping) and part.get("test", POOLED) not in (POOLED, OWN):
+        raise InputError(
+            f"data={{'test': {part['test']!r}}} is for data sets with a name; pass "
+            "fedp3.load_dataset(..., test='official'), or a test set of your own as test="
+        )
 
 
 def _with_own(
-    settings: Mapping[str, Any], objective: str | Objective, parts: Sequence[Tensor] | None
+    settings: Mapping[str, Any], objective: str | Objective, gathered: Gathered
 ) -> dict[str, Any]:
     """The settings, in which what was passed to `run` is named as such."""
     own: dict[str, dict[str, Any]] = {"data": {"name": OWN}, "model": {"name": OWN}}
+    if gathered.data.test is not None:
+        own["data"]["test"] = OWN
     if objective != AUTO_OBJECTIVE:
         own["local"] = {"objective": objective if isinstance(objective, str) else OWN}
-    if parts is not None:
-        own["partition"] = {"kind": OWN, "clients": len(parts)}
+    if gathered.parts is not None:
+        own["partition"] = {"kind": OWN, "clients": len(gathered.parts)}
+    if gathered.batch is not None and "batch" not in settings.get("local", {}):
+        own.setdefault("local", {})["batch"] = gathered.batch
     return {**settings, **{s: {**settings.get(s, {}), **keys} for s, keys in own.items()}}
 
 
@@ -401,8 +424,7 @@ def _with_fitting_defaults(
     if isinstance(devices, Mapping) and devices.get("fleet"):
         return filled  # layers are chosen for devices, or as the config says
     if decided is None or "layers" not in decided.settings.get("plan", {}):
-        hidden = max(1, len(layer_map(model, layers).hidden))
-        plan.setdefault("layers", f"opu{max(2, math.ceil(hidden / clients))}")
+        plan.setdefault("layers", smallest_cover(len(layer_map(model, layers).hidden), clients))
     return filled
 
 

@@ -14,9 +14,10 @@ from torch import nn
 from fedp3 import config
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.hashing import model_sha256
+from fedp3.core.threads import one_thread
 from fedp3.core.types import ClientPlan, ClientState, RejectionCode, Task
 from fedp3.data import from_tensors
-from fedp3.engines.base import States, one_thread
+from fedp3.engines.base import States
 from fedp3.engines.catalogue import make_engine
 from fedp3.engines.in_process import sequential
 from fedp3.engines.process_pool import pool

@@ -24,6 +24,8 @@ SMALL = (
 )  # fmt: skip
 # for methods that have more device classes than there are clients here
 FOUR = "prune.keep=[1.0, 0.5, 0.25, 0.125]"
+# for methods of adapters, whose usual targets are projections of attention
+ADAPTERS = ("adapter.targets=['fc2', 'fc3']", "adapter.rank=4")
 # input shape and width: twelve hidden units, and a code of three numbers
 NETS = {"mlp": ((1, 3, 3), 0.012), "resnet": ((1, 8, 8), 1 / 16)}
 
@@ -35,7 +37,8 @@ def kind_of(method: str) -> str:
 def experiment(method: str, *overrides: str, stacked: bool = False) -> Experiment:
     """A method on four clients; clients are not stacked unless `stacked` is set."""
     many = isinstance(METHODS[method].settings.get("prune", {}).get("keep"), list)
-    c = config.parse({"method": method}, [*SMALL, *([FOUR] if many else []), *overrides])
+    lora = ADAPTERS if "adapter" in METHODS[method].settings else ()
+    c = config.parse({"method": method}, [*SMALL, *([FOUR] if many else []), *lora, *overrides])
     fleet = world(kind_of(method), seed=5)
     shape, width = NETS[kind_of(method)]
     name = {"mlp": "mlp", "resnet": "resnet18"}[kind_of(method)]

@@ -141,6 +141,10 @@ def test_a_method_is_one_line_of_the_config_that_init_writes(method: str) -> Non
         with pytest.raises(InputError, match=r"model\.name=resnet18"):
             assemble(c)
         return
+    if c.adapter.kind != "none":
+        with pytest.raises(InputError, match=r"the network has fc1, fc2, fc3, ffc"):
+            assemble(c)
+        return
     e = assemble(c)
     _, record = run_round(e.server, e.start, sequential(e.client, e.shards).execute)
     assert not record.rejected and len(record.accepted) == 4
@@ -150,7 +154,7 @@ PRIVATE = {
     "fedp3", "fedp3-lowerb", "fedp3-opu2", "fedp3-opu3", "fedavg", "fedper", "local",
     "fedrop", "fjord", "fiarse", "ist", "resist", "fedavg-fp16", "fedavg-int8", "fedavg-topk",
     "fedavg-layer", "fedavgm", "fedadam", "fedp3-paced", "fedpart", "fedlp", "fedluar", "cocofl",
-    "fedlama",
+    "fedlama", "fedit", "ffa-lora", "hetlora", "flexlora",
 }  # fmt: skip
 
 

@@ -22,10 +22,10 @@ def attention_by_loops(net: Any, x: Tensor, *, causal: bool) -> Tensor:
     """Softmax attention, one head, record and token after the other."""
     records, tokens, width = x.shape
     q, k, v = net.qkv(x).chunk(3, dim=-1)
-    per_head = width // net.heads
+    per_head = net.head_width
     mixed = torch.zeros_like(x)
     for r in range(records):
-        for h in range(net.heads):
+        for h in range(width // per_head):
             part = slice(h * per_head, (h + 1) * per_head)
             for t in range(tokens):
                 seen = t + 1 if causal else tokens

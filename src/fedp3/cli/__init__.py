@@ -33,6 +33,7 @@ from fedp3.cli import (
     report,
     resume,
     run,
+    sample,
     sweep,
     watch,
 )
@@ -70,6 +71,7 @@ def command_line(offered: Iterable[EntryPoint]) -> typer.Typer:
     app.command("watch")(watch.watch)
     app.command("report")(report.report)
     app.command("export")(export.export)
+    app.command("sample")(sample.sample)
     app.command("sweep")(sweep.sweep)
     app.command("compare")(compare.compare)
     app.add_typer(data.app, name="data")

@@ -43,7 +43,7 @@ def audit(
     """
     from fedp3 import config
     from fedp3.config.plugins import load_plugins
-    from fedp3.engines.base import one_thread
+    from fedp3.core.threads import one_thread
     from fedp3.experiment.assemble import assemble
     from fedp3.privacy.audit import audit as attacks
     from fedp3.runs.rehearsal import audit_subject

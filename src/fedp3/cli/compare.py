@@ -15,10 +15,11 @@ if TYPE_CHECKING:
     from fedp3.report.answers import Answer
     from fedp3.report.equality import Inequality
 
-SCORES = ("G", "D", "P")
+SCORES = ("G", "D", "P", "C")
 EXPLANATIONS = (
     "G: server's model; D: as dispatched; P: after one local update; means over clients and",
-    "seeds, ± one standard deviation over seeds; worst: the {lowest} G of any client",
+    "seeds, ± one standard deviation over seeds; worst: the {lowest} G of any client; C, if shown:",
+    "server's model on a test set of no client",
     "differences are {unit}, paired by seed, with 95 % intervals",
     "MB are of the entire run, in parentheses as a share of dense FedAvg; GFLOP are per client;",
     "fleet s: time on the fleet; seconds: measured on the machine that ran it",
@@ -69,7 +70,7 @@ def compare(
         ),
     ] = None,
     score: Annotated[
-        str, typer.Option("--score", help="The score that verdicts are about: G, D or P")
+        str, typer.Option("--score", help="The score that verdicts are about: G, D, P or C")
     ] = "G",
     last: Annotated[
         int,
@@ -101,7 +102,7 @@ def compare(
     from fedp3.report.device_classes import as_row as device_row
     from fedp3.report.device_classes import device_classes
     from fedp3.report.equality import inequalities
-    from fedp3.report.runs import load_runs
+    from fedp3.report.runs import final, load_runs
     from fedp3.report.target_table import target_table
 
     if score not in SCORES:
@@ -109,6 +110,8 @@ def compare(
     given = {"mb": at_mb, "seconds": at_seconds, "joules": at_joules, "round": at_round}
     budgets = {axis: budget for axis, budget in given.items() if budget is not None}
     runs = load_runs(run_folders(folders))
+    if score == "C" and any(final(run, "C") is None for run in runs):
+        raise InputError("--score C: not all of these runs have C; set data.test=official")
     found = inequalities(runs)
     answered = answers(runs, budgets, kind=score, against=against, last=last)
     rows = compare_runs(runs, last, target)
@@ -224,12 +227,15 @@ def _standings(answer: "Answer") -> Table:
 
 
 def _scores(rows: Sequence[Mapping[str, Any]]) -> Table:
-    columns = {"run": "left", **dict.fromkeys(("seeds", "G", "D", "P", "worst"), "right")}
+    from fedp3.report.runs import kinds_of
+
+    kinds = kinds_of(rows)
+    columns = {"run": "left", **dict.fromkeys(("seeds", *kinds, "worst"), "right")}
     cells = [
         [
             str(row["run"]),
             str(row["seeds"]),
-            *(_with_spread(row, kind) for kind in SCORES),
+            *(_with_spread(row, kind) for kind in kinds),
             score_of(row).text(row["worst"]),
         ]
         for row in rows

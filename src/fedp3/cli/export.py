@@ -26,7 +26,7 @@ def export(
         ),
     ] = None,
     format: Annotated[
-        str, typer.Option("--format", help="pt2 (torch.export), safetensors or onnx")
+        str, typer.Option("--format", help="pt2 (torch.export), safetensors, onnx or hf")
     ] = "pt2",
     out: Annotated[
         Path | None,

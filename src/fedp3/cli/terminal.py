@@ -131,7 +131,10 @@ def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None
         rows: the results of runs.
         dense: the result of a dense run, to show traffic as a share of its traffic.
     """
-    numbers = ["G", "D", "P", "worst", "MB up", "MB down", "rejected", "seconds"]
+    kinds = dict(zip(("G", "D", "P", "worst"), SCORED, strict=True))
+    if any(row.get("score_central") is not None for row in rows):
+        kinds["C"] = "central"
+    numbers = [*kinds, "MB up", "MB down", "rejected", "seconds"]
     clock = {"virtual s": "virtual_seconds", "joules": "joules"}
     shown = [name for name, key in clock.items() if any(row.get(key) is not None for row in rows)]
     numbers += shown
@@ -139,7 +142,7 @@ def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None
     cells = [
         (
             str(row.get("name") or row["method"]),
-            *(score_of(row).text(row[f"score_{kind}"]) for kind in SCORED),
+            *(score_of(row).text(row.get(f"score_{kind}")) for kind in kinds.values()),
             _relative(row["mb_up"], dense["mb_up"] if dense else None),
             _relative(row["mb_down"], dense["mb_down"] if dense else None),
             str(row["rejected"]),

@@ -18,6 +18,7 @@ from fedp3.messages.compression import (
     UploadSettings,
 )
 from fedp3.models import shrinking
+from fedp3.models.adapters import NO_ADAPTER, AdapterSettings
 from fedp3.planning.prune_settings import PruneSettings
 
 DEFAULT_PRUNING = PruneSettings()
@@ -37,6 +38,7 @@ class RunSpec:
     rounds: int = 30  # T
     # whether clients store layers that they trained and did not upload, to continue from them
     continues: bool = False
+    adapter: AdapterSettings = NO_ADAPTER
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,5 +97,6 @@ def shrink_context(context: ClientContext, units: Mapping[Group, Tensor]) -> Cli
         return context
     counts = shrinking.counts_of(units)
     net = shrinking.small_net(context.net, context.layers, counts)
+    shrinking.load_frozen(net, context.net, units, context.layers)
     layers = shrinking.shrink_map(context.layers, counts)
     return replace(context, net=net, spec=replace(context.spec, layers=layers))

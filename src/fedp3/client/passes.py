@@ -18,7 +18,7 @@ from fedp3.client.hooks import Pass, ProximalTerm, TrainedClient
 from fedp3.client.sgd import load_weights, named_tensors, train
 from fedp3.core.randomness import Stream, layers_draw_from
 from fedp3.core.types import ClientPlan, LayerMap, Params, Task
-from fedp3.data import batch
+from fedp3.data import records
 from fedp3.data.inputs import Inputs, to_device
 from fedp3.data.shards import Shard
 
@@ -164,5 +164,5 @@ def _trained_client(
 def in_order(context: ClientContext, samples: Tensor) -> Iterator[tuple[Inputs, Tensor]]:
     """Samples and targets, batch by batch, not augmented."""
     for indices in torch.split(samples, batch_sizes(len(samples), EVAL_BATCH)):
-        x = to_device(batch(context.data, indices), context.device)
-        yield x, context.data.y[indices].to(context.device)
+        read = records(context.data, indices)
+        yield to_device(read.x, context.device), read.y.to(context.device)

@@ -6,7 +6,7 @@ from torch import Tensor
 from fedp3.client.batching import EVAL_BATCH
 from fedp3.client.context import ClientContext
 from fedp3.client.objectives import TESTED
-from fedp3.data import Batch, batch
+from fedp3.data import Batch, records
 from fedp3.data.inputs import call, to_device
 from fedp3.data.shards import Shard
 
@@ -26,11 +26,11 @@ def score(context: ClientContext, shard: Shard, *, trained: bool) -> dict[str, f
     labels = present_labels(context, shard) if transform is not None else None
     batches = torch.split(shard.test, EVAL_BATCH) if len(shard.test) else ()
     for indices in batches:
-        x = to_device(batch(context.data, indices), context.device)
+        tested = records(context.data, indices)
+        x, y = to_device(tested.x, context.device), tested.y.to(context.device)
         outputs = call(context.net, x)
         if transform is not None and labels is not None:
             outputs = transform(outputs, labels)
-        y = context.data.y[indices].to(context.device)
         for name, value in context.objective.evaluate(outputs, Batch(x, y)).items():
             sums[name] = sums.get(name, 0) + value
     return sums or {TESTED: 0}

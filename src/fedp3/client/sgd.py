@@ -16,6 +16,7 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -29,11 +30,12 @@ from fedp3.client.step_source import Gradient
 from fedp3.core import masks as M
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.types import ClientPlan, Group, LayerMap, Mask, Masks, Params, Task
-from fedp3.data import Batch, batch
+from fedp3.data import Batch, records
 from fedp3.data.inputs import Inputs, call, chunks, only_tensor, to_device
 from fedp3.data.shards import Shard
 from fedp3.models import shrinking
 from fedp3.models.buffers import initial_value
+from fedp3.models.frozen import frozen_tensors, has_frozen_statistics
 from fedp3.planning.local_pruning import draw_q
 from fedp3.planning.prune_settings import LOCAL_PRUNERS
 from fedp3.planning.pruning import pruned_layers
@@ -54,8 +56,10 @@ class LocalPass:
 
 
 def named_tensors(net: nn.Module) -> dict[str, Tensor]:
-    """Parameters and buffers by name."""
-    return {**dict(net.named_parameters()), **dict(net.named_buffers())}
+    """Parameters and buffers by name, without frozen ones."""
+    frozen = frozen_tensors(net)
+    buffers = {n: w for n, w in net.named_buffers() if n not in frozen}
+    return {**dict(net.named_parameters()), **buffers}
 
 
 def load_weights(tensors: Mapping[str, Tensor], W: Params) -> None:
@@ -125,8 +129,9 @@ def train(
     losses, densities = [], []
     for k, rows in enumerate(batches):
         indices = shard.train[rows]
-        x = to_device(batch(context.data, indices, augment), context.device)
-        y = context.data.y[indices].to(context.device)
+        draws = partial(source.generator, Stream.ROW, context.seed, *address, k)
+        drawn = records(context.data, indices, augment, draws)
+        x, y = to_device(drawn.x, context.device), drawn.y.to(context.device)
         q = draw_q(pruning, rng, task.plan)  # Alg. 2, l. 2
         step_masks = local_pruner.draw(q, task.plan, task.masks, context.layers, rng)
         if step_masks.units and pruning.shrinks:
@@ -156,7 +161,7 @@ def prepare(net: nn.Module, plan: ClientPlan, layers: LayerMap) -> list[str]:
     net.train()
     for path, module in net.named_modules():
         buffers = {f"{path}.{n}" if path else n for n, _ in module.named_buffers(recurse=False)}
-        if buffers & (layers.buffers - train):
+        if buffers & (layers.buffers - train) or has_frozen_statistics(module):
             module.training = False  # not eval(), because its children may train
     names = []
     for n, p in net.named_parameters():

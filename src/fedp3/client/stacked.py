@@ -69,6 +69,8 @@ def can_stack(spec: RunSpec, data: Dataset, local: LocalSettings, device: str) -
     chain = layers.chain
     if spec.objective is not CLASSIFICATION or not isinstance(data.x, Tensor):
         return False
+    if data.rows is not None:  # a data set may draw while it reads a sample
+        return False
     if local.optimizer != "sgd" or local.optimizer_state != "round" or not has_constant_rate(local):
         return False
     if chain is None or _parameters(layers) > SMALL or device != "cpu":

@@ -20,6 +20,7 @@ from fedp3.messages.codec import encode_tensors
 from fedp3.messages.compression import RESIDUAL, pack
 from fedp3.messages.compressors import COMPRESSORS
 from fedp3.models import shrinking
+from fedp3.models.skipping import blocks_left_out, left_out
 
 ClientAnswer = tuple[ClientUpdate, ClientState | None]  # what leaves a client, and what stays
 
@@ -50,7 +51,8 @@ def local_update(
     start = _start(context, task, state)
     trained_context, trained_task, small = _shrink(context, task, start)
     result = LocalResult(tensors=small, metrics={}, state={}, extra={})
-    with _forward_context(context, trained_context, task):
+    skipped = blocks_left_out(task.plan, context.layers)
+    with _forward_context(context, trained_context, task), left_out(trained_context.net, skipped):
         if task.kind == "evaluate":
             load_weights(named_tensors(trained_context.net), small)
         else:
@@ -100,7 +102,8 @@ def _train_stacked(
 def local_network(context: ClientContext, job: Job) -> tuple[nn.Module, Mapping[str, float]]:
     """The network that a task ends with and is scored on, and the scores if the task wants them.
 
-    It is one that later tasks compute with, so that the caller copies it.  It has no pruned units.
+    It is one that later tasks compute with, so that the caller copies it.  It has no pruned units,
+    but it still has the blocks that the task skips.
     """
     if stacked.batch_key(context, job.shard, job.task) is None:
         update, _ = local_update(context, job.shard, job.task, job.state)

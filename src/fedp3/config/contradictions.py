@@ -8,10 +8,13 @@ from fedp3 import methods
 from fedp3.config.over_rounds import wrong_over_rounds
 from fedp3.config.schema import Config
 from fedp3.config.toml import toml_value
-from fedp3.data.catalogue import TEXT
+from fedp3.data.catalogue import OF_FILES
 from fedp3.data.partition import ROLES
 from fedp3.devices.round_ends import ROUND_ENDS
+from fedp3.messages.versions import is_coded
 from fedp3.methods import METHODS
+from fedp3.models.adapters import ADAPTER_RULES, NONE
+from fedp3.models.hf import HF
 from fedp3.planning.layer_sets import AUTO
 from fedp3.planning.prune_settings import SELECTORS
 from fedp3.planning.schedules import SCHEDULES
@@ -84,7 +87,7 @@ def contradictions(c: Config, given: Collection[tuple[str, str]] = ()) -> list[s
     mistakes = _wrong_sizes(c, given) + _wrong_uploads(c) + wrong_over_rounds(c)
     mistakes += _wrong_data(c, given) + _wrong_steps(c)
     mistakes += refused_settings(c.plan, c.privacy) + _wrong_client_privacy(c)
-    mistakes += _wrong_devices(c, given)
+    mistakes += _wrong_devices(c, given) + _wrong_adapters(c, given)
     return mistakes + methods.clashes(c.hooks, c.plan, c.prune, c.local)
 
 
@@ -122,16 +125,28 @@ def _wrong_sizes(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
 
 
 def _wrong_data(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
-    """Settings of texts for another data set, and a text without a file."""
-    if c.data.name == TEXT:
-        return [] if c.data.path else ["[data] path: name = 'text' needs a file; set path"]
+    """Settings of files for another data set or network, and a file or folder that is missing."""
+    reasons = []
+    read = OF_FILES.get(c.data.name, frozenset())
     usual = type(c.data)()
-    unused = sorted(key for section, key in given if section == "data" and key != "name")
-    return [
-        f"[data] {key}: only read with name = 'text'"
-        for key in unused
-        if getattr(c.data, key) != getattr(usual, key)
-    ]
+    if read and not c.data.path:
+        reasons.append(f"[data] path: name = {c.data.name!r} needs a file; set path")
+    if read and c.data.test != usual.test:
+        reasons.append(
+            f"[data] test: {c.data.test!r} is for published data sets; with name = "
+            f"{c.data.name!r} name a second file in test_path"
+        )
+    if c.model.name == HF and not c.model.path:
+        reasons.append("[model] path: name = 'hf' needs a folder; set path")
+    for section, key in sorted(given):
+        if section != "data" or key in ("name", "test", *read):
+            continue
+        if getattr(c.data, key) != getattr(usual, key):
+            readers = [repr(name) for name, keys in OF_FILES.items() if key in keys]
+            reasons.append(f"[data] {key}: only read with name = {' or '.join(readers)}")
+    if c.model.path and c.model.name != HF:
+        reasons.append("[model] path: only read with name = 'hf'")
+    return reasons
 
 
 def _wrong_steps(c: Config) -> list[str]:
@@ -141,6 +156,10 @@ def _wrong_steps(c: Config) -> list[str]:
     reasons = {
         f"[local] momentum: {local.optimizer!r} has betas in its place; leave it at 0": (
             local.momentum > 0 and local.optimizer != "sgd"
+        ),
+        "[prune] heads: [hooks] scale divides the outputs of pruned layers, and heads have no "
+        "outputs of their own that could be; set one of them to false": (
+            c.prune.heads and c.hooks.scale
         ),
         "[local] optimizer_state: 'client' remembers numbers for weights, and a selector of units "
         "leaves a client other weights in every round; set 'round', or [prune] physical to false": (
@@ -210,6 +229,61 @@ def _wrong_client_privacy(c: Config) -> list[str]:
         ),
     }
     return [text for text, applies in reasons.items() if applies]
+
+
+def _wrong_adapters(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
+    """Adapters, and rules for them, that do not go with the rest."""
+    adapter, aggregate = c.adapter, c.aggregate
+    if adapter.kind == NONE:
+        unused = sorted(key for section, key in given if section == "adapter" and key != "kind")
+        usual = type(adapter)()
+        return [
+            f"[adapter] {key}: there are no adapters; set kind = 'lora'"
+            for key in unused
+            if getattr(adapter, key) != getattr(usual, key)
+        ] + _wrong_norm(c)
+    combined = ADAPTER_RULES.pick(adapter.rule).combines
+    after = "[adapter] rule: under 'product' the matrices of two rounds have nothing in common but "
+    after += "their product, so that "
+    reasons = {
+        f"[aggregate] rule: {aggregate.rule!r} does not say how much a client's product counts; "
+        "with [adapter] rule = 'product' set 'simple', 'examples' or 'weighted'": (
+            combined and aggregate.rule not in MEANS_OF_CHANGES
+        ),
+        after + "no optimizer, damping, recycling or interval can follow the mean; set [aggregate] "
+        "server to 'none', server_lr and interval to 1, damp and recycle to 0": combined
+        and (
+            aggregate.server != "none"
+            or aggregate.server_lr != 1
+            or aggregate.damp > 0
+            or aggregate.recycle > 0
+            or aggregate.interval > 1
+        ),
+        after + "an update of an older model cannot be moved to the present one; set [devices] "
+        "round_end to 'wait' or 'deadline'": (
+            combined and ROUND_ENDS.pick(c.devices.round_end).end is None
+        ),
+        after + "changes of matrices that are coded on the way down do not add up; set [download] "
+        "compress to 'none', or the rule to 'freeze_a' or 'factors'": (
+            combined and is_coded(c.download)
+        ),
+        after + "their change has no meaning that client-level DP could clip; set 'freeze_a'": (
+            combined and c.client_privacy.enabled
+        ),
+        "[hooks] scale: the outputs of an adapter are not divided by its share of the rank; set "
+        "scale to false": c.hooks.scale,
+    }
+    return [text for text, applies in reasons.items() if applies] + _wrong_norm(c)
+
+
+def _wrong_norm(c: Config) -> list[str]:
+    exact = c.adapter.kind != NONE and c.adapter.rule == "factors"
+    if c.aggregate.rule != "product_norm" or exact:
+        return []
+    return [
+        "[aggregate] rule: 'product_norm' weighs clients by the product of two matrices that both "
+        "are uploaded; set [adapter] kind = 'lora' and rule = 'factors'"
+    ]
 
 
 def _wrong_devices(c: Config, given: Collection[tuple[str, str]]) -> list[str]:

@@ -22,6 +22,7 @@ from fedp3.data.partition import PartitionSettings
 from fedp3.devices.settings import DevicesSettings
 from fedp3.messages.compression import DownloadSettings, UploadSettings
 from fedp3.methods import METHODS, HookSettings
+from fedp3.models.adapters import AdapterSettings
 from fedp3.models.zoo import ModelSettings
 from fedp3.planning.client_plans import PlanSettings
 from fedp3.planning.prune_settings import PruneSettings
@@ -47,6 +48,7 @@ class Config:
     data: DataSettings = Field(default_factory=DataSettings)
     partition: PartitionSettings = Field(default_factory=PartitionSettings)
     model: ModelSettings = Field(default_factory=ModelSettings)
+    adapter: AdapterSettings = Field(default_factory=AdapterSettings)
     plan: PlanSettings = Field(default_factory=PlanSettings)
     prune: PruneSettings = Field(default_factory=PruneSettings)
     local: LocalSettings = Field(default_factory=LocalSettings)

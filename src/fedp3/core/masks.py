@@ -13,16 +13,26 @@ from torch import Tensor
 from fedp3.core.types import Axis, Block, ClientPlan, LayerMap, Mask, Masks
 
 
-def _indices(axis: Axis | None, units: Mapping[str, Tensor]) -> Tensor | None:
-    """The indices along one dimension that belong to retained units; None means all of them."""
+def _indices(axis: Axis | None, units: Mapping[str, Tensor], size: int) -> Tensor | None:
+    """The indices along one dimension that belong to retained units; None means all of them.
+
+    Args:
+        axis: how units lie along the dimension.
+        units: the retained units of each pruned group.
+        size: of the dimension, with all units.
+    """
     if axis is None or axis.group not in units:
         return None
     retained = units[axis.group]
-    if axis.repeat == 1:
+    if axis.repeat == axis.parts == 1:
         return retained
     first = retained[:, None] * axis.repeat
     offsets = torch.arange(axis.repeat, device=retained.device)
-    return (first + offsets).flatten()  # (retained units * repeat,)
+    indices = (first + offsets).flatten()  # (retained units * repeat,)
+    if axis.parts == 1:
+        return indices
+    begins = torch.arange(axis.parts, device=retained.device) * (size // axis.parts)
+    return (begins[:, None] + indices).flatten()
 
 
 def block(name: str, units: Mapping[str, Tensor], layers: LayerMap) -> Block | None:
@@ -34,7 +44,11 @@ def block(name: str, units: Mapping[str, Tensor], layers: LayerMap) -> Block | N
         layers: the layer map of the network.
     """
     axes = (*layers.axes.get(name, ()), None, None)
-    rows, cols = _indices(axes[0], units), _indices(axes[1], units)
+    shape: tuple[int, ...] = (0, 0)
+    if any(axes):
+        whole = layers.frozen[name].shape if name in layers.frozen else layers.shapes[name]
+        shape = (*whole, 0, 0)
+    rows, cols = _indices(axes[0], units, shape[0]), _indices(axes[1], units, shape[1])
     return None if rows is None and cols is None else Block(rows, cols)
 
 

@@ -5,7 +5,8 @@ work, the number of workers, the engine and a resumed run therefore cannot chang
 """
 
 import os
-from collections.abc import Iterator
+import random
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from enum import IntEnum
 
@@ -66,6 +67,13 @@ class Stream(IntEnum):
     RECYCLE = 20
     # (round): random rounding of the changes that the server publishes
     PUBLISH = 21
+    # (adapter): the matrix A of an adapter
+    ADAPTER = 22
+    # (): the tokens of a text that a language model writes
+    SAMPLE_TEXT = 23
+    # (round, client, step, sample): what a data set draws while it reads a sample of a step
+    # (sample): while it reads a sample for a score
+    ROW = 24
 
 
 # The Mersenne Twister's words in the state of torch's CPU generator: their offset and number.
@@ -122,3 +130,26 @@ def layers_draw_from(rng: torch.Generator) -> Iterator[None]:
         yield
     finally:
         torch.random.set_rng_state(before)
+
+
+@contextmanager
+def global_draws() -> Iterator[Callable[[torch.Generator], None]]:
+    """A context with a function that seeds the global generators of Python, NumPy and torch.
+
+    Code of users, such as random transforms of a data set, draws from them.  Afterwards they are as
+    they were before.
+    """
+    before = random.getstate(), np.random.get_state(), torch.random.get_rng_state()  # noqa: NPY002
+
+    def draw_from(rng: torch.Generator) -> None:
+        of_python, of_numpy = torch.randint(1 << 32, (2,), generator=rng).tolist()
+        random.setstate(random.Random(of_python).getstate())
+        np.random.set_state(np.random.RandomState(of_numpy).get_state())  # noqa: NPY002
+        torch.random.set_rng_state(rng.get_state())
+
+    try:
+        yield draw_from
+    finally:
+        random.setstate(before[0])
+        np.random.set_state(before[1])  # noqa: NPY002
+        torch.random.set_rng_state(before[2])

@@ -21,8 +21,8 @@ Params = Mapping[str, Tensor]  # tensor name -> value: the paper's W, buffers in
 #   dense   all coordinates
 #   pruned  the coordinates that P_i retains
 #   none    nothing: the client has a personal layer
-#   skip    nothing: the client's network lacks the layer.  Its tensors are zero, so that a residual
-#           block passes its input through.
+#   skip    nothing: the client's network lacks the layer, and passes its input through.  A block of
+#           a transformer is left out of the forward pass; that of a ResNet has tensors of zero.
 Send = Literal["dense", "pruned", "none", "skip"]
 # What the client uploads of a layer: all coordinates, the retained ones, all with zeros at the
 # pruned ones, or nothing.
@@ -37,10 +37,15 @@ Kind = Literal["train", "evaluate", "probe"]
 
 @dataclass(frozen=True, slots=True)
 class Axis:
-    """One dimension of a tensor: each unit of `group` has `repeat` consecutive indices of it."""
+    """One dimension of a tensor: each unit of `group` has `repeat` consecutive indices of it.
+
+    If it has several parts, all of one size, a unit has `repeat` indices of each.  Queries, keys
+    and values of attention that are projected at once are three such parts.
+    """
 
     group: Group
     repeat: int = 1
+    parts: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +56,25 @@ class UnitGroup:
     layer: Layer
     granule: int = 1  # units are pruned in blocks of this size (GroupNorm normalises such blocks)
     fixed: str = ""  # why these units cannot be pruned; empty if they can
+    heads: bool = False  # whether they are attention heads, and not neurons or channels
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FrozenTensor:
+    """A tensor that is part of the network, but neither trained nor exchanged.
+
+    Args:
+        shape: its shape.
+        layer: the layer that it is computed and skipped with; empty if there is none.
+        after: how many layers have begun to compute before it: where none of them trains, no
+            gradient passes through it.
+        tied: it is an earlier frozen tensor under a second name, and takes no memory.
+    """
+
+    shape: tuple[int, ...]
+    layer: Layer = ""
+    after: int = 0
+    tied: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +92,19 @@ class LayerMap:
     Args:
         layers: the tensors of each layer, in order of execution; the last layer is the head.
         shapes: the shape of each tensor.
-        axes: dimensions 0 and 1 of each tensor; a tensor that is absent is connected to no units.
+        axes: dimensions 0 and 1 of each tensor, frozen ones included; a tensor that is absent is
+            connected to no units.
         groups: the groups of units.
         prunable: the weights that unstructured pruning may change.
         buffers: persistent buffers, such as running statistics; they are averaged, but never
             trained or pruned by coordinate.
         note: why units could not be traced through the network; empty if they could.
         chain: the layers of a plain MLP; None if the network is anything else.
+        frozen: the frozen tensors, which belong to no layer.
+        aliases: second names of tensors that are used in two places (tied weights), and their first
+            names; only the first are among the tensors of layers.
+        residual: blocks that add to what they read, by path, and their layers: a network works
+            without them.
     """
 
     layers: Mapping[Layer, tuple[str, ...]]
@@ -85,6 +115,9 @@ class LayerMap:
     buffers: frozenset[str]
     note: str = ""
     chain: Chain | None = None
+    frozen: Mapping[str, FrozenTensor] = field(default_factory=dict)
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    residual: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
 
     @property
     def head(self) -> Layer:

@@ -1,6 +1,5 @@
 """FLOPs and peak memory of a client's training step, counted without training anything."""
 
-import copy
 import math
 import weakref
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,8 @@ from fedp3.costs.cpu_kernels import FusedAttention, working_bytes
 from fedp3.costs.traffic import VALUE, block_share, unit_counts
 from fedp3.data.inputs import Batch, call, map_tensors, tensors_of
 from fedp3.models import shrinking
+from fedp3.models.frozen import copy_network, frozen_tensors
+from fedp3.models.skipping import blocks_left_out, left_out
 from fedp3.planning.prune_settings import PruneSettings
 
 # The meta device computes nothing; a network whose control flow depends on values needs the CPU.
@@ -66,7 +67,7 @@ def measure_on(net: nn.Module, like: Batch, objective: Objective) -> ComputeProf
     """
     reason = ""
     for device in DEVICES:
-        scratch = copy.deepcopy(net).to(device).eval()
+        scratch = copy_network(net).to(device).eval()
         zeros = _zeros(like, 1, device)
         counter = FlopCounterMode(display=False)
         try:
@@ -114,7 +115,9 @@ def _flops_by_weight(net: nn.Module, counter: FlopCounterMode) -> dict[str, int]
     for path, count in with_submodules.items():
         if path:
             by_module[counted_module(path.rpartition(".")[0])] -= count
-    weights = {n: w.numel() for n, w in net.named_parameters() if w.dim() >= 2}
+    # A tensor that is used in two places (tied weights) has the FLOPs of each under its name there.
+    tensors = {**dict(net.named_parameters(remove_duplicate=False)), **frozen_tensors(net)}
+    weights = {n: w.numel() for n, w in tensors.items() if w.dim() >= 2}
     modules = {n: counted_module(n.rpartition(".")[0]) for n in weights}
     total = dict.fromkeys(weights, 0.0)
     for path, count in by_module.items():
@@ -151,7 +154,7 @@ def flops(
     units: Mapping[Group, int] = {}
     if pruning.shrinks:
         units = {**unit_counts(plan, layers, pruning), **(step_units or {})}
-    total = 0.0
+    total = _frozen_flops(profile, plan, layers, units)
     trained_before = False
     for l, names in layers.layers.items():
         p = plan.layers[l]
@@ -167,7 +170,23 @@ def flops(
                 passes += 1
             total += profile.forward[n] * block_share(n, units, layers) * passes
         trained_before = trained_before or p.train
+    for alias, n in layers.aliases.items():  # second uses, which come after all blocks
+        trains = any(p.train and n in layers.layers[l] for l, p in plan.layers.items())
+        total += profile.forward.get(alias, 0) * (1 + trains + trained_before)
     return round(total)
+
+
+def _frozen_flops(
+    profile: ComputeProfile, plan: ClientPlan, layers: LayerMap, units: Mapping[Group, int]
+) -> float:
+    """The FLOPs of frozen weights: forward, and to pass on the gradient to what trains before."""
+    trains = [plan.layers[l].train for l in layers.layers]
+    total = 0.0
+    for n, w in layers.frozen.items():
+        if n in profile.forward and not (w.layer and plan.layers[w.layer].send == "skip"):
+            passes = 2 if any(trains[: w.after]) else 1
+            total += profile.forward[n] * block_share(n, units, layers) * passes
+    return total
 
 
 def _source_layer(name: str, layers: LayerMap) -> Layer | None:
@@ -257,9 +276,20 @@ def step_bytes(
         profile = replace(profile, net=shrinking.shrink_net(profile.net, layers, units))
         layers = shrinking.shrink_map(layers, units)
     trained = prepare(profile.net, plan, layers)
-    memory = _both_passes(profile, trained, math.ceil(batch / plan.split))
-    sizes = {n: math.prod(shape) for n, shape in layers.shapes.items()}
+    with left_out(profile.net, blocks_left_out(plan, layers)):
+        memory = _both_passes(profile, trained, math.ceil(batch / plan.split))
+    # A device does not hold the blocks that it leaves out.
+    absent = {l for block in blocks_left_out(plan, layers) for l in layers.residual[block]}
+    sizes = {
+        n: math.prod(layers.shapes[n])
+        for l, names in layers.layers.items()
+        if l not in absent
+        for n in names
+    }
     stored, learned = sum(sizes.values()), sum(sizes[n] for n in trained)
+    stored += sum(
+        math.prod(w.shape) for w in layers.frozen.values() if not w.tied and w.layer not in absent
+    )
     update, touched = learned, 3 * learned  # the step reads W and the gradient, and writes W
     if slots:
         stored += slots * learned

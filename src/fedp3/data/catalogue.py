@@ -6,7 +6,7 @@ files of a data set is used.
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import replace
 from functools import partial
@@ -24,11 +24,13 @@ from torch.nn import functional as F
 from fedp3.core.errors import DataError
 from fedp3.core.registry import NameIn, Registry, pick
 from fedp3.core.settings import OWN, STRICT
-from fedp3.data.dataset import Dataset
+from fedp3.data.dataset import Dataset, pooled
 from fedp3.data.formats import Part, present
 from fedp3.data.inputs import only_tensor, tensors_of
 from fedp3.data.sources import SOURCES, Source
 from fedp3.data.text import read_text
+from fedp3.data.tokens import read_tokenizer
+from fedp3.data.tsv import read_tsv
 
 
 @plain_dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,85 +61,179 @@ class Row:
 
 Load = Callable[[Path | None], Dataset]  # data folder, or None for the usual ones -> data set
 DATASETS: Registry[Load] = Registry("data set")
-TEXT = "text"  # the name of the data set that is read from the file `path`
+# The names of data sets that are read from the file `path`: a text to continue, texts with labels.
+TEXT, TSV = "text", "tsv"
+CHARACTERS = "characters"  # the tokenizer of a text that has none
+# Which settings are read with which of these names.
+OF_FILES = {
+    TEXT: frozenset({"path", "test_path", "length", "stride", "tokenizer"}),
+    TSV: frozenset({"path", "length", "tokenizer", "test_path", "labels"}),
+}
+# What becomes of the published test part: a function of a data set that has it as its test set.
+TEST_PARTS: Registry[Callable[[Dataset], Dataset]] = Registry("use of a test part")
+POOLED = "pooled"
+TEST_PARTS.add(POOLED, pooled)
+
+
+@TEST_PARTS.register("official")
+def _kept_apart(data: Dataset) -> Dataset:
+    if data.test is None:
+        raise DataError(
+            f"[data] test: data set {data.name!r} has no test part of its own; use 'pooled', or a "
+            f"data set that has one, such as {_and(name for name in SOURCES if name != 'digits')}"
+        )
+    return data
 
 
 @dataclass(config=STRICT, frozen=True, slots=True, kw_only=True)
 class DataSettings:
     """The data set."""
 
-    name: Annotated[str, NameIn(DATASETS, also=(OWN, TEXT))] = Field(
+    name: Annotated[str, NameIn(DATASETS, also=(OWN, *OF_FILES))] = Field(
         default="digits",
         description="the data set; digits comes with scikit-learn, others with `fedp3 data get`; "
-        "text: the text file of path",
+        "text: the text file of path; tsv: the texts with labels of path",
     )
     path: str = Field(
         default="",
-        description="with name = 'text': a text file, below the data folder if one is named; its "
-        "characters are the tokens",
+        description="with name = 'text': a text file; with 'tsv': a file of lines "
+        "text<TAB>label; below the data folder if one is named",
+    )
+    labels: tuple[str, ...] = Field(
+        default=(),
+        description="with name = 'tsv': all labels, in the order of their numbers; [] means those "
+        "of the files",
     )
     length: int = Field(
-        default=64, ge=1, description="with name = 'text': characters that a network reads at once"
+        default=64,
+        ge=1,
+        description="with name = 'text' or 'tsv': characters or tokens that a network reads at "
+        "once",
     )
     stride: int = Field(
         default=0,
         ge=0,
-        description="with name = 'text': how many characters further the next record begins; 0 "
-        "means that records do not overlap, which LDP needs",
+        description="with name = 'text': how many characters or tokens further the next record "
+        "begins; 0 means that records do not overlap, which LDP needs",
+    )
+    tokenizer: str = Field(
+        default="",
+        description="with name = 'text' or 'tsv': a tokenizer.json, or characters; if empty, that "
+        "of the folder model.path, and characters for networks without one",
+    )
+    test: Annotated[str, NameIn(TEST_PARTS, also=(OWN,))] = Field(
+        default=POOLED,
+        description="what becomes of a data set's published test part; pooled: clients have its "
+        "samples too, and there is no C; official: no client has them, and the server's model is "
+        "scored on them as C (mnist, fashion-mnist, emnist-l, cifar10, cifar100)",
+    )
+    test_path: str = Field(
+        default="",
+        description="with name = 'text' or 'tsv': a second such file that no client has, on which "
+        "the server's model is scored as C",
     )
 
 
-def load(name: str, data_dir: Path | None = None, pad_to: int | None = None) -> Dataset:
-    """Load a data set from this machine; its train part comes before its test part.
+def load(
+    name: str, data_dir: Path | None = None, pad_to: int | None = None, test: str = POOLED
+) -> Dataset:
+    """Load a data set from this machine.
 
     Args:
         name: the name of a registered data set.
         data_dir: the data folder to search first.
         pad_to: the side length to which raw images are padded with zeros, e.g. from 28 to 32 for
             the paper's CNN.
+        test: a key of `TEST_PARTS`; "pooled" puts the published test part after the train part.
     """
-    data = DATASETS.pick(name)(data_dir)
-    if pad_to is None or tensors_of(data.x)[0].shape[-2:] == (pad_to, pad_to):
+    use = TEST_PARTS.pick(test)
+    return _with_padding(use(DATASETS.pick(name)(data_dir)), pad_to)
+
+
+def _with_padding(data: Dataset, side: int | None) -> Dataset:
+    if data.test is not None:
+        data = replace(data, test=_with_padding(data.test, side))
+    if side is None or tensors_of(data.x)[0].shape[-2:] == (side, side):
         return data
     images = only_tensor(data.x, "a network for images")
-    return replace(data, x=_padded(images, pad_to, name), raw=images)
+    return replace(data, x=_padded(images, side, data.name), raw=images)
 
 
-def load_as(settings: DataSettings, data_dir: Path | None, pad_to: int | None = None) -> Dataset:
+def load_as(
+    settings: DataSettings,
+    data_dir: Path | None,
+    pad_to: int | None = None,
+    tokenizer: Path | None = None,
+) -> Dataset:
     """Load the data set that a config names.
 
     Args:
-        settings: its name, and how a text is read.
-        data_dir: the data folder to search first; a relative path of a text is below it.
+        settings: its name, and how a file is read.
+        data_dir: the data folder to search first; relative paths of files are below it.
         pad_to: the side length to which raw images are padded with zeros.
+        tokenizer: the tokenizer of the network, if it was trained with one.
     """
-    if settings.name != TEXT:
-        return load(settings.name, data_dir, pad_to)
+    if settings.name not in OF_FILES:
+        return load(settings.name, data_dir, pad_to, settings.test)
     if not settings.path:
-        raise DataError("[data] name: 'text' needs a file; set [data] path")
-    path = Path(settings.path).expanduser()
-    # An absolute path stays as it is.
-    return read_text((data_dir or Path()) / path, settings.length, settings.stride)
+        raise DataError(f"[data] name: {settings.name!r} needs a file; set [data] path")
+    tokenizer = tokenizer_path(settings, tokenizer)
+    tokens = None if tokenizer is None else read_tokenizer(tokenizer)
+
+    def below(path: str) -> Path:
+        # An absolute path stays as it is.
+        return (data_dir or Path()) / Path(path).expanduser()
+
+    path = below(settings.path)
+    test_path = below(settings.test_path) if settings.test_path else None
+    if settings.name == TSV:
+        if tokens is None:
+            raise DataError("[data] tokenizer: name = 'tsv' needs a tokenizer.json; name one")
+        return read_tsv(path, settings.length, tokens, test_path, settings.labels)
+
+    def read(path: Path) -> Dataset:
+        return read_text(path, settings.length, settings.stride, tokens)
+
+    return replace(read(path), test=None if test_path is None else read(test_path))
+
+
+def tokenizer_path(settings: DataSettings, of_network: Path | None) -> Path | None:
+    """The tokenizer file of texts; None if they are characters.
+
+    Args:
+        settings: where a user may name one.
+        of_network: the one that the network was trained with.
+    """
+    if settings.tokenizer == CHARACTERS:
+        return None
+    return Path(settings.tokenizer).expanduser() if settings.tokenizer else of_network
 
 
 def _load_published(name: str, data_dir: Path | None) -> Dataset:
-    """Load one of the published data sets from its files."""
+    """Load one of the published data sets from its files; its last part is its test part."""
     source = SOURCES[name]
     folder = find(name, data_dir)
     if folder is None:
         raise DataError(_missing(name, source, data_dir))
     parts = source.parse(folder, source.files, source.classes)
     mean, std = (source.mean, source.std) if source.mean is not None else _moments(parts[0])
-    return Dataset(
-        name=name,
-        x=torch.from_numpy(np.concatenate([x for x, _ in parts])),
-        y=torch.from_numpy(np.concatenate([y for _, y in parts])),
-        classes=source.classes,
-        mean=mean,
-        std=std,
-        crop=source.crop,
-        flip=source.flip,
-    )
+
+    def dataset(parts: Sequence[Part], test: Dataset | None) -> Dataset:
+        return Dataset(
+            name=name,
+            x=torch.from_numpy(np.concatenate([x for x, _ in parts])),
+            y=torch.from_numpy(np.concatenate([y for _, y in parts])),
+            classes=source.classes,
+            mean=mean,
+            std=std,
+            crop=source.crop,
+            flip=source.flip,
+            test=test,
+        )
+
+    if len(parts) == 1:
+        return dataset(parts, None)
+    return dataset(parts[:-1], dataset(parts[-1:], None))
 
 
 for _name in SOURCES:

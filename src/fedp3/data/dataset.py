@@ -9,7 +9,7 @@ To disable normalisation and augmentation, use
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -17,20 +17,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from fedp3.core.errors import DataError
-from fedp3.data.inputs import Batch, Inputs, map_tensors, tensors_of
+from fedp3.data.inputs import Batch, Inputs, combine, map_tensors, tensors_of
+from fedp3.data.rows import Draws, Rows, read_batch, same_draws
 
 INPUT_TYPES = (torch.uint8, torch.float32, torch.int64)
 TARGET_TYPES = (torch.int64, torch.float32)
+MOST_NAMED = 10  # labels that an error message lists
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dataset:
-    """One pool of samples with targets: the published train and test parts together.
+    """Samples with targets, which are divided among clients, and perhaps test samples of no client.
 
     Args:
         name: its name in reports and error messages.
         x: samples `(N, *shape)`: raw pixels as uint8, float32 that is scaled already, or int64 such
-            as tokens; a tuple or dict of such tensors for a network with several inputs.
+            as tokens; a tuple or dict of such tensors for a network with several inputs.  With
+            `rows`, the first sample only.
         y: labels (N,) from 0, as int64; if not `labelled`, targets `(N, ...)`, int64 or float32.
         classes: the number of classes of a label, token or pixel; 0 if targets are no classes.
         mean: the mean of each channel on the 0..1 scale; empty means no normalisation.
@@ -43,6 +46,10 @@ class Dataset:
         objective: the name of the objective that fits the targets; empty if only its user knows.
         roles: the number of the speaker, author or device of each sample (N,), if that is known.
         overlapping: whether samples share parts of one text, as windows over it do.
+        class_names: where labels were texts, the text of each class, by its number.
+        rows: where samples are read when a batch needs them; None if `x` has all of them.
+        test: a test set that no client has, on which the server's model is scored as C.
+        vocabulary: the number of different tokens of samples; 0 if they are no tokens.
     """
 
     name: str
@@ -59,6 +66,10 @@ class Dataset:
     objective: str = "classification"
     roles: Tensor | None = None
     overlapping: bool = False
+    class_names: tuple[str, ...] = ()
+    rows: Rows | None = None
+    test: "Dataset | None" = None
+    vocabulary: int = 0
 
     def __post_init__(self) -> None:
         problem = self._problem()
@@ -75,10 +86,10 @@ class Dataset:
         tensors = tensors_of(self.x)
         if not tensors:
             return "has no inputs"
-        n = len(tensors[0])
+        n = len(tensors[0]) if self.rows is None else len(self.rows)
         if n == 0:
             return "has no samples"
-        if any(len(w) != n for w in tensors):
+        if any(len(w) != (n if self.rows is None else 1) for w in tensors):
             return f"has inputs of different lengths: {[len(w) for w in tensors]}"
         return (
             self._wrong_targets(n)
@@ -86,6 +97,7 @@ class Dataset:
             or self._wrong_identity(n)
             or self._wrong_images()
             or self._wrong_labels()
+            or self._wrong_test()
         )
 
     def _wrong_targets(self, n: int) -> str:
@@ -127,7 +139,18 @@ class Dataset:
     def _wrong_labels(self) -> str:
         low, high = int(self.y.min()), int(self.y.max())
         if self.labelled and (low < 0 or high >= self.classes):
-            return f"has labels {low}..{high}, want 0..{self.classes - 1}"
+            return f"has labels {low}..{high}, want 0..{self.classes - 1}{_renumbered(self.y)}"
+        if self.class_names and len(self.class_names) > self.classes:
+            return f"has {len(self.class_names)} names for {self.classes} classes"
+        return ""
+
+    def _wrong_test(self) -> str:
+        if self.test is None:
+            return ""
+        if self.test.labelled != self.labelled or type(self.test.x) is not type(self.x):
+            return "has a test set with other inputs or targets"
+        if self.test.test is not None:
+            return "has a test set that has a test set itself"
         return ""
 
 
@@ -136,17 +159,47 @@ def _wrong_type(tensors: Sequence[Tensor]) -> str:
     return f"has samples of {wrong[0]}, want uint8 or float32, or int64 for tokens" if wrong else ""
 
 
-def batch(data: Dataset, indices: Tensor, augment: torch.Generator | None = None) -> Any:
-    """Return the samples at these indices, pixels as normalised float32.
+def _renumbered(labels: Tensor) -> str:
+    """How to number labels from 0, as the end of an error message; empty if there are too many."""
+    found = sorted(set(labels.tolist()))
+    if len(found) > MOST_NAMED:
+        return ""
+    return (
+        f": the labels are {', '.join(map(str, found))}; number them with "
+        "y = numpy.unique(y, return_inverse=True)[1], or pass their names as texts"
+    )
+
+
+def records(
+    data: Dataset,
+    indices: Tensor,
+    augment: torch.Generator | None = None,
+    draws: Draws = same_draws,
+) -> Batch:
+    """Return the samples at these indices with their targets, pixels as normalised float32.
 
     Args:
         data: the data set.
         indices: the samples to return.
         augment: if given, the samples are cropped and flipped at random with this generator.
+        draws: where rows are read now, what their random transforms draw from.
     """
-    if not isinstance(data.x, Tensor):
-        return map_tensors(lambda w: _scaled(w[indices]), data.x)
-    x = data.x[indices]
+    if data.rows is None:
+        x = map_tensors(lambda w: w[indices], data.x)
+        return Batch(_prepared(data, x, augment), data.y[indices])
+    x, y = read_batch(data.rows, indices, data.x, data.y, draws)
+    return Batch(_prepared(data, x, augment), y)
+
+
+def batch(data: Dataset, indices: Tensor, augment: torch.Generator | None = None) -> Any:
+    """The samples of `records` alone."""
+    return records(data, indices, augment).x
+
+
+def _prepared(data: Dataset, x: Any, augment: torch.Generator | None) -> Any:
+    """Samples as a network reads them."""
+    if not isinstance(x, Tensor):
+        return map_tensors(_scaled, x)
     if augment is not None and (data.crop or data.flip):
         x = _crop_and_flip(x, data.crop, data.flip, augment)
     x = _scaled(x)
@@ -160,7 +213,16 @@ def batch(data: Dataset, indices: Tensor, augment: torch.Generator | None = None
 
 def first_record(data: Dataset) -> Batch:
     """The first sample and its target, as a batch."""
-    return Batch(batch(data, torch.arange(1)), data.y[:1])
+    return records(data, torch.arange(1))
+
+
+def pooled(data: Dataset) -> Dataset:
+    """One pool of the samples of a data set and of its test set, in this order."""
+    test = data.test
+    if test is None:
+        return data
+    x = combine(lambda a, b: torch.cat([a, b]), data.x, test.x)
+    return replace(data, x=x, y=torch.cat([data.y, test.y]), test=None)
 
 
 def _scaled(x: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from torch import Tensor
 
+from fedp3.core.errors import DataError
 from fedp3.data.dataset import Dataset
 from fedp3.data.inputs import tensors_of
 
@@ -29,6 +30,11 @@ def record_ids(data: Dataset, indices: Tensor, key: bytes = b"") -> list[bytes]:
     digest = _keyed(key) if key else _plain
     if data.ids is not None:
         return [digest(b"id", data.ids[j].encode()) for j in indices.tolist()]
+    if data.rows is not None:
+        raise DataError(
+            f"data set {data.name!r} is read row by row and has no identifiers of its records; "
+            "give it `ids`, one text per row"
+        )
     raw = data.x if data.raw is None else data.raw
     parts = [w[indices].contiguous() for w in tensors_of(raw)]
     kind = " ".join(f"{w.dtype}{tuple(w.shape[1:])}" for w in parts).encode()

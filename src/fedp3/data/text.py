@@ -10,7 +10,8 @@ reads a record's characters but the last, and predicts those but the first: no c
 records, so that a record is what privacy is about.  A text without speakers is one text.
 
 A character is its bytes in UTF-8.  This vocabulary is the same for every text: one that was made
-from the characters of a private text would reveal which of them it has.
+from the characters of a private text would reveal which of them it has.  A tokenizer has larger
+tokens than characters; everything else is the same.
 """
 
 import re
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from fedp3.core.errors import DataError
 from fedp3.data.dataset import Dataset
+from fedp3.data.tokens import Tokenizer
 
 VOCABULARY = 256  # values of a byte
 PADDING = -100  # the target of a place after the end of a text; it does not count
@@ -28,19 +30,22 @@ LARGEST = 1 << 30  # bytes of a text file
 SPEAKER = re.compile(r"^([^\n:]{1,60}):[ \t]*\n")
 
 
-def read_text(path: Path, length: int, stride: int = 0) -> Dataset:
+def read_text(
+    path: Path, length: int, stride: int = 0, tokenizer: Tokenizer | None = None
+) -> Dataset:
     """The records of a text file.
 
     Args:
         path: the file, in UTF-8.
-        length: the number of characters that a network reads of a record.
-        stride: how many characters further the next record begins; 0 means after the end of this
+        length: the number of characters, or tokens, that a network reads of a record.
+        stride: how many of them further the next record begins; 0 means after the end of this
             one, and less than that makes records that overlap.
+        tokenizer: from texts to tokens; None means characters.
     """
     stride = stride or length + 1
     xs, ys, roles = [], [], []
-    for role, text in enumerate(_texts(_content(path))):
-        codes = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(torch.int64)
+    for role, text in enumerate(_texts(read_utf8(path))):
+        codes = _codes(text, tokenizer)
         for begin in range(0, len(codes) - 1, stride):
             record = codes[begin : begin + length + 1]
             xs.append(_padded(record[:-1], length, 0))
@@ -48,11 +53,13 @@ def read_text(path: Path, length: int, stride: int = 0) -> Dataset:
             roles.append(role)
     if not xs:
         raise DataError(f"text file {path} has no two characters in a row: want a text")
+    vocabulary = VOCABULARY if tokenizer is None else tokenizer.size
     return Dataset(
         name="text",
         x=torch.stack(xs),
         y=torch.stack(ys),
-        classes=VOCABULARY,
+        classes=vocabulary,
+        vocabulary=vocabulary,
         labelled=False,
         objective="language_modelling",
         roles=torch.tensor(roles) if roles[-1] > 0 else None,
@@ -60,7 +67,14 @@ def read_text(path: Path, length: int, stride: int = 0) -> Dataset:
     )
 
 
-def _content(path: Path) -> str:
+def _codes(text: str, tokenizer: Tokenizer | None) -> Tensor:
+    if tokenizer is not None:
+        return torch.tensor(tokenizer.plain(text), dtype=torch.int64)
+    return torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8).to(torch.int64)
+
+
+def read_utf8(path: Path) -> str:
+    """The content of a text file."""
     try:
         if path.stat().st_size > LARGEST:
             raise DataError(f"text file {path} is longer than {LARGEST:,} bytes")

@@ -8,7 +8,7 @@ import json
 import logging
 import secrets
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from logging import INFO, WARNING
@@ -24,17 +24,20 @@ from fedp3.core.errors import ConfigError, InputError
 from fedp3.core.files import read_json
 from fedp3.devices.settings import NODES, DeviceRow, device_of, recorded_row
 from fedp3.devices.table import UNREPORTED, Device
+from fedp3.engines.base import States
 from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.engines.flower.records import Identity
 from fedp3.experiment.assemble import Experiment, assemble, check_plans
 from fedp3.experiment.device_plans import with_fleet
 from fedp3.messages.codec import room_for
+from fedp3.models.frozen import frozen_sha256
 from fedp3.node.permits import Permit, read_permit
 from fedp3.privacy.client_level import requirements as client_requirements
 from fedp3.privacy.mechanism import mechanism_of
 from fedp3.privacy.requirements import refused_deployment
 from fedp3.report import write_report
 from fedp3.runs import existing, session
+from fedp3.runs.callbacks import Callback
 from fedp3.runs.session import Outcome
 from fedp3.server.context import RoundRecord
 
@@ -62,6 +65,25 @@ class ServeSettings:
     permit: Permit | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduced:
+    """Nodes that were asked who they are before the run was assembled.
+
+    Args:
+        roster: which node is which client.
+        settings: the settings of the run as JSON, which every message brings.
+        action: which functions of their ClientApp answer.
+        rest: called between two looks for replies.
+        simulated: whether they are processes on this machine, which store nothing themselves.
+    """
+
+    roster: Roster
+    settings: str
+    action: str
+    rest: Callable[[], None]
+    simulated: bool
+
+
 def server_app(config: Path) -> ServerApp:
     """The ServerApp of a config file.
 
@@ -78,7 +100,7 @@ def server_app(config: Path) -> ServerApp:
             resume=bool(keys.get("resume")),
             wait=float(keys.get("wait", 60.0)),
             plugins=load_plugins(str(keys.get("use") or "").split()),
-            permit=_read_permit_file(str(keys.get("permit") or "")),
+            permit=read_permit_file(str(keys.get("permit") or "")),
         )
         experiment = assemble(configs.load(config), Path(data_dir) if data_dir else None)
         serve(grid, experiment, settings)
@@ -86,10 +108,24 @@ def server_app(config: Path) -> ServerApp:
     return app
 
 
-def serve(grid: Grid, experiment: Experiment, settings: ServeSettings) -> Outcome:
-    """Train over the nodes of this grid; a run that is finished already is read from its folder."""
+def serve(
+    grid: Grid,
+    experiment: Experiment,
+    settings: ServeSettings,
+    met: Introduced | None = None,
+    callbacks: Sequence[Callback] = (),
+) -> Outcome:
+    """Train over the nodes of this grid; a run that is finished already is read from its folder.
+
+    Args:
+        grid: Flower's grid.
+        experiment: the run.
+        settings: where it is written to, and what else is no part of its config.
+        met: the nodes that answered already, and how; None asks them now.
+        callbacks: what to call while it trains.
+    """
     config, folder = experiment.config, settings.out
-    _check(config)
+    check_deployable(config)
     if folder is not None and not settings.resume:
         existing.refuse_existing(folder, RESUME)
     run = secrets.token_hex(16)
@@ -114,8 +150,12 @@ def serve(grid: Grid, experiment: Experiment, settings: ServeSettings) -> Outcom
         permit=settings.permit,
         deadline=config.run.deadline,
         room=room_for(experiment.start.extra),
+        frozen=frozen_sha256(experiment.client.net),
     )
-    roster = Roster()
+    roster, simulated = Roster(), False
+    if met is not None:
+        roster, simulated = met.roster, met.simulated
+        wire = replace(wire, settings=met.settings, action=met.action, rest=met.rest)
     missing = roster.gather(grid, wire, experiment.shards, settings.wait)
     if missing:
         log(WARNING, "the run begins without the clients %s", sorted(missing))
@@ -123,12 +163,15 @@ def serve(grid: Grid, experiment: Experiment, settings: ServeSettings) -> Outcom
     outcome = session.train(
         as_registered(experiment, roster, folder),
         folder,
-        lambda experiment, states: over(grid, wire, roster),
+        lambda experiment, states: over(
+            grid, wire, roster, (states or States()) if simulated else None
+        ),
         resume=settings.resume,
         own_model=True,
         plugins=settings.plugins,
         files={"flower.json": json.dumps({"run": run}).encode()},
         watch=lambda experiment, events: nullcontext(_log_round(rounds)),
+        callbacks=callbacks,
         tell=lambda text: log(INFO, text),
         how_to_resume=RESUME,
     )
@@ -189,7 +232,8 @@ def _run_name(folder: Path) -> str:
     return str(read_json(folder / "flower.json")["run"])
 
 
-def _read_permit_file(path: str) -> Permit | None:
+def read_permit_file(path: str) -> Permit | None:
+    """The permit in a file; None if no file is named."""
     if not path:
         return None
     try:
@@ -227,7 +271,7 @@ def _log_round(rounds: int) -> session.OnRound:
     return line
 
 
-def _check(config: Config) -> None:
+def check_deployable(config: Config) -> None:
     """Refuse what cannot be deployed."""
     refused = [
         refused_deployment(config.privacy),
@@ -254,7 +298,7 @@ def write_app(folder: Path, config: Config, out: Path, data_dir: Path | None) ->
         out: the run folder, on the machine of the SuperLink.
         data_dir: the folder of data sets; None uses the default ones of each machine.
     """
-    _check(config)
+    check_deployable(config)
     if folder.exists() and any(folder.iterdir()):
         raise InputError(f"{folder} is not empty; choose another folder for the app")
     project = _PROJECT.format(

@@ -8,6 +8,7 @@ not used.
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,9 @@ from torch import Tensor, nn
 
 from fedp3.config import Config
 from fedp3.core.errors import InputError
-from fedp3.data import Dataset, from_tensors
+from fedp3.data import Dataset, from_tensors, gather
+from fedp3.data.catalogue import POOLED
+from fedp3.data.gathering import Data
 from fedp3.data.inputs import Inputs, map_tensors
 from fedp3.data.partition import split
 from fedp3.data.shards import Shard
@@ -40,6 +43,7 @@ def run_on_grid(
     out: Path | None = None,
     *,
     target: Tensor | None = None,
+    test: Data | None = None,
     resume: bool = False,
     wait: float = 60.0,
 ) -> Outcome:
@@ -55,12 +59,21 @@ def run_on_grid(
         out: the run folder; with it the run can be resumed and has a report.
         target: one target, without a batch axis, where it is no label; `[local] objective` then
             names the objective.
+        test: a test set of no node, on which the server scores its model as C.
         resume: continue the run in `out`.
         wait: seconds to wait for all nodes before the first round.
     """
     x = map_tensors(lambda w: w.unsqueeze(0), example)
     y = torch.zeros(1, dtype=torch.int64) if target is None else target.unsqueeze(0)
+    if config.data.test != POOLED:
+        raise InputError(
+            f"[data] test: {config.data.test!r}, but this server reads no data set by its name; "
+            "leave it out, and pass the test set as test="
+        )
     data = from_tensors(x, y, classes=classes, labelled=target is None)
+    if test is not None:
+        central = gather(test, labelled=target is None).data
+        data = replace(data, test=replace(central, classes=max(classes, central.classes)))
     experiment = assemble_from(config, net, data, shards=_empty_shards(config))
     return serve(grid, experiment, ServeSettings(out=out, resume=resume, wait=wait))
 

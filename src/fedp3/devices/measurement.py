@@ -9,8 +9,7 @@ import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fedp3.core.errors import InputError
 from fedp3.core.randomness import Stream, layers_draw_from, stream
+from fedp3.core.threads import one_thread
 
 Clock = Callable[[], float]
 
@@ -73,7 +73,7 @@ def training_gflops(
     """
     net, batch = workload()
     flops = step_flops(net, batch)
-    with _one_thread():
+    with one_thread():  # as the clients of a run compute
         step(net, batch)  # the first step also allocates and chooses kernels
         return tuple(
             flops * _steps_a_second(net, batch, seconds, clock) / 1e9 for _ in range(repeats)
@@ -89,17 +89,6 @@ def _steps_a_second(net: nn.Module, batch: Tensor, seconds: float, clock: Clock)
         elapsed = clock() - began
         if elapsed >= seconds:
             return steps / elapsed
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Let torch compute on one thread, as the clients of a run do."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def total_memory_mb(meminfo: Path = MEMINFO) -> float:

@@ -6,14 +6,13 @@ An engine carries tasks to clients and their replies back, and decides nothing.
 import math
 import traceback
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
-
-import torch
 
 from fedp3.client.context import ClientContext
 from fedp3.client.stacked import batch_key, stack_limit
 from fedp3.client.update import Job, local_update, stacked_updates
+from fedp3.core.threads import one_thread
 from fedp3.core.types import ClientState, Failure, Reply, Task
 from fedp3.data.shards import Shard
 
@@ -60,17 +59,6 @@ class Engine:
     states: States
     close: Callable[[], None]
     remote_state: bool = False
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside this context, torch computes on one thread."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def attempt(context: ClientContext, shard: Shard, task: Task, state: ClientState | None) -> Answer:

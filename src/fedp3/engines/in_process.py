@@ -9,9 +9,10 @@ from time import monotonic
 
 from fedp3.client.context import ClientContext
 from fedp3.client.update import Job, local_update
+from fedp3.core.threads import one_thread
 from fedp3.core.types import Reply, Task
 from fedp3.data.shards import Shard
-from fedp3.engines.base import Engine, States, attempt_all, group_jobs, one_thread, too_late
+from fedp3.engines.base import Engine, States, attempt_all, group_jobs, too_late
 
 
 def sequential(

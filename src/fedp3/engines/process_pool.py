@@ -10,7 +10,6 @@ A worker that dies (killed, or out of memory) is replaced, and its clients are t
 alone.  A worker that is still busy long after its round ended without it hangs, and is killed.
 """
 
-import copy
 import multiprocessing
 import os
 import pickle  # between processes of this program; nothing from outside is unpickled
@@ -43,6 +42,7 @@ from fedp3.engines.shared_memory import (
     pack,
     unpack,
 )
+from fedp3.models.frozen import copy_network
 
 AHEAD = 2  # groups that wait at the workers, so that no worker waits
 CANNOT_START = (
@@ -146,6 +146,7 @@ class _Workers:
 
     def __init__(self, setup: _WorkerSetup, workers: int) -> None:
         _check_picklable("a network", setup.context.net)
+        _check_picklable("a data set that is read lazily", setup.context.data.rows)
         _check_picklable("hooks", setup.context.hooks)
         self._setup, self._count = setup, workers
         self._spawn = multiprocessing.get_context("spawn")  # fork would copy locks of other threads
@@ -266,8 +267,8 @@ def _start_worker(
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    # Its tensors arrive in shared memory, and workers must not share a network.
-    net = copy.deepcopy(context.net)
+    # Its tensors arrive in shared memory.  Workers share what is frozen and nothing else.
+    net = copy_network(context.net)
     _worker = _Worker(replace(context, net=net), shards, deque(maxlen=4 * AHEAD))
     started.set()
 

@@ -27,7 +27,7 @@ from fedp3.core.types import ClientPlan, Layer
 from fedp3.costs.compute import ComputeProfile, measure_on
 from fedp3.costs.table import ClientCost, client_costs
 from fedp3.data import Dataset, first_record
-from fedp3.data.inputs import only_tensor
+from fedp3.data.inputs import only_tensor, tensors_of
 from fedp3.data.partition import BY_LABELS, ROLES, by_roles, histogram, partition, split
 from fedp3.data.partition_file import read_partition
 from fedp3.data.shards import Shard
@@ -37,11 +37,14 @@ from fedp3.experiment.compatibility import (
     check_model,
     refuse_frozen,
     smallest_batch,
+    with_fitting_numbers,
 )
 from fedp3.experiment.device_plans import on_devices, with_fleet
 from fedp3.messages.versions import Published, begin, is_coded
 from fedp3.methods.fedcr import coded_tail
-from fedp3.models.layer_map import layer_map
+from fedp3.models.adapters import with_adapters
+from fedp3.models.frozen import tensors_named
+from fedp3.models.layer_map import found_layers, layer_map
 from fedp3.models.zoo import MODELS, ModelSpec, build, channels_last
 from fedp3.planning.capacities import capacities
 from fedp3.planning.coverage import check_coverage, check_pruning
@@ -70,6 +73,7 @@ class Experiment:
         client: what all clients share.
         shards: the samples of each client.
         start: the state before the first round.
+        client_names: the names of the clients, if they have any.
     """
 
     config: Config
@@ -77,6 +81,7 @@ class Experiment:
     client: ClientContext
     shards: Mapping[int, Shard]
     start: ServerState
+    client_names: tuple[str, ...] = ()
 
     @cached_property
     def first_plans(self) -> tuple[ClientPlan, ...]:
@@ -154,10 +159,20 @@ def load_parts(config: Config, data_dir: Path | None = None) -> tuple[nn.Module,
             "this config is of a run by fedp3.run, whose model and data are not in it: call "
             "fedp3.run again in your program, with the same out=FOLDER and resume=True to continue"
         )
-    data = datasets.load_as(config.data, data_dir, MODELS.pick(config.model.name).image_side)
-    tail = coded_tail(config.hooks.code, config.model)
-    x = only_tensor(data.x, f"the network {config.model.name!r}")
-    spec = ModelSpec(tuple(x.shape[1:]), data.outputs, config.model, tail)
+    architecture = MODELS.pick(config.model.name)
+    tokenizer = architecture.tokenizer(config.model) if architecture.tokenizer else None
+    data = datasets.load_as(config.data, data_dir, architecture.image_side, tokenizer)
+    x = tensors_of(data.x)[0]
+    if not architecture.several_inputs:
+        x = only_tensor(data.x, f"the network {config.model.name!r}")
+    spec = ModelSpec(
+        shape=tuple(x.shape[1:]),
+        classes=data.outputs,
+        settings=config.model,
+        tail=coded_tail(config.hooks.code, config.model),
+        labelled=data.labelled,
+        vocabulary=data.vocabulary,
+    )
     return build(spec, config.run.seed), data
 
 
@@ -184,20 +199,25 @@ def assemble_from(
         objective: what clients minimise; None means what the config names.
     """
     check_device(config.run.device)
+    net = prepared_network(config, net)
+    data = with_fitting_numbers(net, data)
     objective = objective or objective_of(config, data)
     shards = _shards(config, data) if shards is None else shards
     smallest = smallest_batch(shards, config.local.batch)
     check_model(net, data, smallest, config.run.seed, objective)
+    test = _fitting_test(net, data, config.run.seed, objective)
     spec = replace(_run_spec(config, net, layers), objective=objective)
     check_hooks(spec)
     refuse_frozen(net)
     client = _client_context(config, spec, net, data)
+    central = None if test is None else replace(client, data=test)
     exchange = spec.hooks.exchange
     extra = exchange.begin(spec.layers, data.classes) if exchange else {}
     server = with_fleet(_server_context(config, spec, shards), config, client, extra)
     awaits_devices = config.plan.layers == AUTO_LAYERS and server.fleet is None
     if not awaits_devices:
         check_plans(server)
+    server = replace(server, central=central)
     start = ServerState(
         t=0,
         W=client.initial,
@@ -214,6 +234,32 @@ def assemble_from(
     if not resolve_noise:
         return experiment
     return _with_budget(experiment, config.privacy.noise_multiplier)
+
+
+def _fitting_test(net: nn.Module, data: Dataset, seed: int, objective: Objective) -> Dataset | None:
+    """The central test set, with the numbers that the network computes with; None without one."""
+    if data.test is None:
+        return None
+    test = with_fitting_numbers(net, data.test)
+    try:
+        check_model(net, test, 2, seed, objective)
+    except InputError as error:
+        raise InputError(f"the central test set does not fit: {error}") from None
+    return test
+
+
+def prepared_network(config: Config, net: nn.Module) -> nn.Module:
+    """The network as clients train it: a copy with a frozen part, and perhaps with adapters.
+
+    It is `net` itself where the config freezes nothing.
+    """
+    frozen: list[str] = []
+    if config.model.frozen:
+        frozen = tensors_named(net, found_layers(net), config.model.frozen, "[model] frozen")
+    prepared = with_adapters(net, config.adapter, frozen, config.run.seed)
+    if next(prepared.parameters(), None) is None and next(net.parameters(), None) is not None:
+        raise InputError("[model] frozen: it names all layers, and nothing is left to train")
+    return prepared
 
 
 def published_at_start(config: Config, client: ClientContext) -> Published | None:
@@ -235,6 +281,8 @@ def assemble_client(config: Config, net: nn.Module, data: Dataset) -> ClientCont
         data: all samples.
     """
     check_device(config.run.device)
+    net = prepared_network(config, net)
+    data = with_fitting_numbers(net, data)
     spec = replace(_run_spec(config, net), objective=objective_of(config, data))
     return _client_context(config, spec, net, data)
 
@@ -269,7 +317,12 @@ def _run_spec(
     config: Config, net: nn.Module, layers: Mapping[Layer, Sequence[str]] | None = None
 ) -> RunSpec:
     return RunSpec(
-        layers=layer_map(net, layers),
+        layers=layer_map(
+            net,
+            layers,
+            sublayers=config.model.layers == "sublayers",
+            heads=config.prune.heads,
+        ),
         pruning=config.prune,
         compression=config.upload,
         download=config.download,
@@ -277,6 +330,7 @@ def _run_spec(
         seed=config.run.seed,
         rounds=config.run.rounds,
         continues=config.aggregate.interval > 1,
+        adapter=config.adapter,
     )
 
 
@@ -326,7 +380,7 @@ def _client_context(config: Config, spec: RunSpec, net: nn.Module, data: Dataset
     return ClientContext(
         spec=spec,
         net=channels_last(net.to(config.run.device)),
-        data=data,
+        data=replace(data, test=None),  # the central test set is the server's
         local=config.local,
         initial=initial,
         device=config.run.device,
@@ -383,37 +437,40 @@ def _with_client_privacy(experiment: Experiment) -> Experiment:
 
 
 def _shards(config: Config, data: Dataset) -> dict[int, Shard]:
-    p, seed = config.partition, config.run.seed
+    return split_parts(_parts(config, data), config)
+
+
+def _parts(config: Config, data: Dataset) -> Sequence[np.ndarray]:
+    """Which samples each client has."""
+    p, seed, y = config.partition, config.run.seed, data.y
     if p.file:
-        parts = read_partition(Path(p.file), len(data.y))
+        parts = read_partition(Path(p.file), len(y))
         if len(parts) != p.clients:
             raise InputError(
                 f"{p.file} has {len(parts)} clients, but [partition] clients is {p.clients}"
             )
-    elif p.kind == ROLES:
+        return parts
+    if p.kind == ROLES:
         if data.roles is None:
             raise InputError(
                 f"[partition] kind: data set {data.name!r} has no roles; in a text, a speaker's "
                 "name stands on a line of its own and ends with a colon; use 'iid'"
             )
-        parts = by_roles(data.roles.numpy(), p.clients)
-    else:
-        if not data.labelled and p.kind in BY_LABELS:
-            raise InputError(
-                f"[partition] kind: {p.kind!r} divides samples by their labels, and data set "
-                f"{data.name!r} has none; use 'iid'"
-                + ("" if data.roles is None else f" or {ROLES!r}")
-            )
-        parts = partition(
-            p.kind,
-            data.y.numpy() if data.labelled else np.zeros(len(data.y), np.int64),
-            p.clients,
-            seed=seed,
-            classes=p.classes,
-            alpha=p.alpha,
-            sizes=p.sizes,
+        return by_roles(data.roles.numpy(), p.clients)
+    if not data.labelled and p.kind in BY_LABELS:
+        raise InputError(
+            f"[partition] kind: {p.kind!r} divides samples by their labels, and data set "
+            f"{data.name!r} has none; use 'iid'" + ("" if data.roles is None else f" or {ROLES!r}")
         )
-    return split_parts(parts, config)
+    return partition(
+        p.kind,
+        y.numpy() if data.labelled else np.zeros(len(y), np.int64),
+        p.clients,
+        seed=seed,
+        classes=p.classes,
+        alpha=p.alpha,
+        sizes=p.sizes,
+    )
 
 
 def split_parts(parts: Sequence[np.ndarray], config: Config) -> dict[int, Shard]:

@@ -4,6 +4,7 @@ The network is tried on two samples, in training and in evaluation mode, before 
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,7 @@ from fedp3.client.context import RunSpec
 from fedp3.client.objectives import CLASSIFICATION, Objective
 from fedp3.core.errors import InputError
 from fedp3.core.randomness import Stream, layers_draw_from, stream
-from fedp3.data import Batch, Dataset, batch
+from fedp3.data import Batch, Dataset, records
 from fedp3.data.inputs import call, tensors_of
 from fedp3.data.shards import Shard
 from fedp3.models.buffers import restored_buffers
@@ -50,20 +51,50 @@ def check_model(
         for samples, training in ((2, False), (min(2, smallest), True)):
             # On a Flower server, data is one example.
             indices = torch.arange(samples) % len(data.y)
-            records = Batch(batch(data, indices), data.y[indices])
-            outputs = _outputs(net, records, seed, training=training)
-            _check_outputs(outputs, records, data, objective)
+            tried = records(data, indices)
+            outputs = _outputs(net, tried, seed, training=training)
+            _check_outputs(outputs, tried, data, objective)
 
 
-def _outputs(net: nn.Module, records: Batch, seed: int, *, training: bool) -> object:
-    before, count = net.training, len(records.y)
+def with_fitting_numbers(net: nn.Module, data: Dataset) -> Dataset:
+    """The data set with integer samples as float32, if the network can only compute with those.
+
+    Integers may be tokens, which a table of embeddings looks up, or plain numbers.
+
+    Args:
+        net: the network.
+        data: the samples.
+    """
+    if not isinstance(data.x, Tensor) or data.x.dtype != torch.int64:
+        return data
+    if _computes(net, data):
+        return data
+    numbers = replace(data, x=data.x.to(torch.float32))
+    return numbers if _computes(net, numbers) else data
+
+
+def _computes(net: nn.Module, data: Dataset) -> bool:
+    """Whether a network computes the first sample."""
+    first, before = records(data, torch.arange(1)), net.training
+    try:
+        with restored_buffers(net), torch.no_grad(), layers_draw_from(stream(0, Stream.LAYER)):
+            call(net.eval(), first.x)
+    except Exception:  # `check_model` says what is wrong
+        return False
+    finally:
+        net.train(before)
+    return True
+
+
+def _outputs(net: nn.Module, tried: Batch, seed: int, *, training: bool) -> object:
+    before, count = net.training, len(tried.y)
     try:
         with torch.no_grad(), layers_draw_from(stream(seed, Stream.LAYER)):
-            outputs: object = call(net.train(training), records.x)
+            outputs: object = call(net.train(training), tried.x)
             return outputs
     except Exception as error:
         text = (str(error).strip().splitlines() or [""])[0]
-        shapes = ", ".join(str(tuple(w.shape[1:])) for w in tensors_of(records.x))
+        shapes = ", ".join(str(tuple(w.shape[1:])) for w in tensors_of(tried.x))
         what, hint = f"take samples of shape {shapes}", ""
         if training:
             what = f"train on a batch of {count}"
@@ -74,13 +105,13 @@ def _outputs(net: nn.Module, records: Batch, seed: int, *, training: bool) -> ob
         net.train(before)
 
 
-def _check_outputs(outputs: object, records: Batch, data: Dataset, objective: Objective) -> None:
+def _check_outputs(outputs: object, tried: Batch, data: Dataset, objective: Objective) -> None:
     """Refuse outputs from which the objective has no loss for each record, or no score."""
     try:
-        problem = objective.problem(outputs, records, data) if objective.problem else ""
+        problem = objective.problem(outputs, tried, data) if objective.problem else ""
         if not problem:
             with torch.no_grad():
-                problem = _wrong_losses(objective, outputs, records)
+                problem = _wrong_losses(objective, outputs, tried)
     except Exception as error:  # whatever a user's objective raises
         text = (str(error).strip().splitlines() or [""])[0]
         problem = f"the objective cannot judge the model's outputs: {type(error).__name__}: {text}"
@@ -88,16 +119,16 @@ def _check_outputs(outputs: object, records: Batch, data: Dataset, objective: Ob
         raise InputError(problem)
 
 
-def _wrong_losses(objective: Objective, outputs: object, records: Batch) -> str:
+def _wrong_losses(objective: Objective, outputs: object, tried: Batch) -> str:
     """Why an objective's losses or sums are not what they should be; empty if they are."""
-    losses, count = objective.loss(outputs, records), len(records.y)
+    losses, count = objective.loss(outputs, tried), len(tried.y)
     if not isinstance(losses, Tensor) or losses.shape != (count,):
         got = tuple(losses.shape) if isinstance(losses, Tensor) else type(losses).__name__
         return (
             f"the objective's loss of {count} records is {got}, want shape ({count},): one number "
             "for each record, not their mean"
         )
-    sums = objective.evaluate(outputs, records)
+    sums = objective.evaluate(outputs, tried)
     for name, metric in objective.metrics.items():
         if not isinstance(metric(sums), int | float):
             return f"the objective's metric {name!r} is a {type(metric(sums)).__name__}, no number"
@@ -122,8 +153,8 @@ def refuse_frozen(net: nn.Module) -> None:
         more = f" and {len(frozen) - 1} more" if len(frozen) > 1 else ""
         raise InputError(
             f"parameter {frozen[0]!r}{more} of the model does not require a gradient, but every "
-            "parameter would train: run the frozen part over the data once and train the other "
-            "part on its outputs, or call model.requires_grad_()"
+            "parameter would train: name the modules that stay as they are in [model] frozen, or "
+            "call model.requires_grad_()"
         )
 
 

@@ -11,10 +11,13 @@ from safetensors.torch import load as load_tensors
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import read_json, state_home, write_secret
 from fedp3.core.hashing import model_sha256, sha256_of
+from fedp3.data.dataset import Dataset
 from fedp3.data.inputs import tensors_of
 from fedp3.experiment.assemble import Experiment, published_at_start
+from fedp3.models.frozen import frozen_sha256
+from fedp3.models.hf import files_of
 
-KEYED = ("machine", "data", "clients")
+KEYED = ("machine", "data", "clients", "test")
 INITIAL = "initial.safetensors"  # W_0 of a network that was passed in, not built from the config
 
 
@@ -36,16 +39,30 @@ def fingerprint(experiment: Experiment) -> dict[str, str]:
             repr((data.classes, data.mean, data.std, data.crop, data.flip)).encode()
         ),
     }
+    if layers.frozen:
+        about["frozen part"] = frozen_sha256(experiment.client.net)
+    files = files_of(experiment.client.net)
+    if files:
+        about["model files"] = sha256_of(repr(sorted(files.items())).encode())
+    if data.class_names:
+        about["class names"] = sha256_of(repr(data.class_names).encode())
     if not any(len(s.train) or len(s.test) for s in experiment.shards.values()):
         return about  # the samples are on the nodes; the server has one example
     key = _machine_key()
-    values = [w.contiguous().numpy() for w in (*tensors_of(data.x), data.y)]
-    samples = sha256_of(key, *values)
-    return about | {
+    keyed = {
         "machine": sha256_of(key, b"which key"),
-        "data": samples,
+        "data": _hash_of(data, key),
         "clients": sha256_of(key, *split),
     }
+    if experiment.server.central is not None:
+        keyed["test"] = _hash_of(experiment.server.central.data, key)
+    return about | keyed
+
+
+def _hash_of(data: Dataset, key: bytes) -> str:
+    """The hash of all samples and targets; of rows that are read later, the first sample's."""
+    values = [w.contiguous().numpy() for w in (*tensors_of(data.x), data.y)]
+    return sha256_of(key, *values)
 
 
 def _machine_key() -> bytes:

@@ -86,6 +86,24 @@ FEDCR = _with(
 )
 
 
+RANKS = [1.0, 0.5, 0.25]  # of a device, as shares of [adapter] rank
+
+
+def _lora(rule: str, **sections: Mapping[str, object]) -> Settings:
+    """Adapters, trained by all clients."""
+    return _with(FULL, adapter={"kind": "lora", "rule": rule}, **sections)
+
+
+def _ranks(rule: str, **sections: Mapping[str, object]) -> Settings:
+    """Adapters of different ranks: a weak device has the leading pairs of each."""
+    return _with(
+        SUBMODELS,
+        adapter={"kind": "lora", "rule": rule},
+        prune={"keep": RANKS, "selector": "ordered"},
+        **sections,
+    )
+
+
 def _coded(layers: str) -> Settings:
     """FedCR under FedP3's layer plan: windows over the layers before the code.
 
@@ -279,4 +297,24 @@ _add(
     "scaffold",
     "control variates against client drift, twice the bytes (Karimireddy et al., 2020)",
     _with(FULL, aggregate={"rule": "simple"}, hooks={"exchange": "scaffold"}),
+)
+_add(
+    "fedit",
+    "LoRA, both matrices averaged separately; needs attention, or targets (Zhang et al., 2024)",
+    _lora("factors"),
+)
+_add(
+    "ffa-lora",
+    "LoRA whose matrix A stays as it was drawn, so that means are exact (Sun et al., 2024)",
+    _lora("freeze_a"),
+)
+_add(
+    "hetlora",
+    "LoRA of a rank by capacity, padded with zeros, weighed by norms (Cho et al., 2024)",
+    _ranks("factors", plan={"upload": "zeros"}, aggregate={"rule": "product_norm"}),
+)
+_add(
+    "flexlora",
+    "LoRA of a rank by capacity; products are averaged and cut to each rank (Bai et al., 2024)",
+    _ranks("product", aggregate={"rule": "examples"}),
 )

@@ -3,6 +3,7 @@
 A forward pass may write to such a buffer, but every task must start from its initial value.  That
 value is therefore recorded in a second buffer beside it.  It is a buffer because buffers are copied
 with the network, shrunk with it, moved to a device with it and sent to a worker process with it.
+Frozen tensors (`fedp3.models.frozen`) are never written to, and need no second copy.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,14 +11,16 @@ from contextlib import contextmanager
 
 from torch import Tensor, nn
 
+from fedp3.models.frozen import frozen_in, frozen_tensors
+
 SUFFIX = "_initial_value"
 
 
 def record_initial_values(net: nn.Module) -> None:
     """Record the present values of non-persistent buffers as their initial values."""
-    persistent, buffers = net.state_dict().keys(), dict(net.named_buffers())
+    exempt, buffers = net.state_dict().keys() | frozen_tensors(net), dict(net.named_buffers())
     for name, w in buffers.items():
-        if name in persistent or name.endswith(SUFFIX):
+        if name in exempt or name.endswith(SUFFIX):
             continue
         initial = buffers.get(name + SUFFIX)
         if initial is not None and (initial.shape, initial.dtype) == (w.shape, w.dtype):
@@ -41,9 +44,13 @@ def initial_value(name: str, tensors: Mapping[str, Tensor]) -> Tensor | None:
 
 @contextmanager
 def restored_buffers(net: nn.Module) -> Iterator[None]:
-    """Restore all buffers on exit, because tracing or running a network may write to them."""
+    """Restore all buffers on exit, because tracing or running a network may write to them.
+
+    Frozen parameters are not written to: they are not copied.
+    """
     tables = [(m._buffers, dict(m._buffers)) for m in net.modules()]
-    values = [(w, w.detach().clone()) for w in net.buffers()]
+    constant = {id(m._buffers[n]) for m in net.modules() for n, was in frozen_in(m).items() if was}
+    values = [(w, w.detach().clone()) for w in net.buffers() if id(w) not in constant]
     try:
         yield
     finally:

@@ -7,7 +7,6 @@ nothing.  Units can be removed where tracing could follow them (`LayerMap.groups
 everything they pass through maps zero to zero, which the tracing has ensured.
 """
 
-import copy
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -19,7 +18,10 @@ from torch import Tensor, nn
 
 from fedp3.core import masks as M
 from fedp3.core.types import Group, LayerMap, Params
+from fedp3.models.block_kinds import RESIZE_BY_NAME, full_name
 from fedp3.models.buffers import initial_values
+from fedp3.models.frozen import copy_network, frozen_tensors
+from fedp3.models.skipping import skipped_blocks
 
 Units = Mapping[Group, Tensor]  # the indices of retained units
 # Smaller networks that are cached per network: a fleet has few shapes, but ordered dropout draws
@@ -29,17 +31,20 @@ CACHE_SIZE = 16
 
 def shrink_map(layers: LayerMap, counts: Mapping[Group, int]) -> LayerMap:
     """Return the layer map of the network in which each group retains `counts[group]` units."""
-    shapes = {}
-    for name, shape in layers.shapes.items():
+
+    def shrink(name: str, shape: tuple[int, ...]) -> tuple[int, ...]:
         sides = list(shape)
         for side, axis in enumerate(layers.axes.get(name, ())):
             if axis is not None and axis.group in counts:
-                sides[side] = counts[axis.group] * axis.repeat
-        shapes[name] = tuple(sides)
+                sides[side] = counts[axis.group] * axis.repeat * axis.parts
+        return tuple(sides)
+
+    shapes = {name: shrink(name, shape) for name, shape in layers.shapes.items()}
+    frozen = {name: replace(w, shape=shrink(name, w.shape)) for name, w in layers.frozen.items()}
     groups = {
         g: replace(group, units=counts.get(g, group.units)) for g, group in layers.groups.items()
     }
-    return replace(layers, shapes=shapes, groups=groups)
+    return replace(layers, shapes=shapes, groups=groups, frozen=frozen)
 
 
 def _resize_linear(m: Any) -> None:
@@ -75,19 +80,25 @@ RESIZE: Mapping[type[nn.Module], Callable[[Any], None]] = {
 def shrink_net(net: nn.Module, layers: LayerMap, counts: Mapping[Group, int]) -> nn.Module:
     """Return a copy of the network with smaller tensors; the caller loads their values.
 
+    It shares frozen tensors with the full network, but for those that are smaller themselves.
+
     Args:
         net: the full network.
         layers: its layer map.
         counts: the number of retained units of each pruned group.
     """
-    shapes = shrink_map(layers, counts).shapes
-    shared = {id(w): w for w in initial_values(net)}
-    small = copy.deepcopy(net, shared)
+    smaller = shrink_map(layers, counts)
+    shapes = {**smaller.shapes, **{name: w.shape for name, w in smaller.frozen.items()}}
+    small = copy_network(net, initial_values(net))
     for path, module in small.named_modules():
         parameters = _resize_tensors(module._parameters, nn.Parameter, path, shapes)
         buffers = _resize_tensors(module._buffers, lambda w: w, path, shapes)
         if parameters or buffers:
-            RESIZE[type(module)](module)
+            resize = RESIZE.get(type(module)) or RESIZE_BY_NAME[full_name(module)]
+            resize(module)
+    for module in small.modules():  # some repeat the shapes of their children
+        if full_name(module) in RESIZE_BY_NAME:
+            RESIZE_BY_NAME[full_name(module)](module)
     return small
 
 
@@ -117,20 +128,38 @@ def _memory_format(w: Tensor) -> torch.memory_format:
     return torch.channels_last if w.stride() == last.stride() else torch.contiguous_format
 
 
-_Nets = OrderedDict[tuple[tuple[Group, int], ...], nn.Module]
+_Nets = OrderedDict[tuple[object, ...], nn.Module]
 _nets: "WeakKeyDictionary[nn.Module, _Nets]" = WeakKeyDictionary()
 
 
 def small_net(net: nn.Module, layers: LayerMap, counts: Mapping[Group, int]) -> nn.Module:
     """Return `shrink_net` from a cache: building a network takes longer than a small step."""
     cached = _nets.setdefault(net, OrderedDict())
-    key = tuple(sorted(counts.items()))
+    key = (*sorted(counts.items()), *skipped_blocks(net))
     if key not in cached:
         cached[key] = shrink_net(net, layers, counts)
         while len(cached) > CACHE_SIZE:
             cached.popitem(last=False)
     cached.move_to_end(key)
     return cached[key]
+
+
+@torch.no_grad()
+def load_frozen(small: nn.Module, net: nn.Module, units: Units, layers: LayerMap) -> None:
+    """Load the retained units of frozen tensors into a smaller network.
+
+    Args:
+        small: the smaller network.
+        net: the full network.
+        units: the retained units.
+        layers: the layer map of the full network.
+    """
+    blocks = {name: M.block(name, units, layers) for name in layers.frozen}
+    pruned = {name: block for name, block in blocks.items() if block is not None}
+    if pruned:
+        full, part = frozen_tensors(net), frozen_tensors(small)
+        for name, block in pruned.items():
+            part[name].copy_(M.take(full[name], block))
 
 
 def counts_of(units: Units) -> dict[Group, int]:

@@ -26,16 +26,17 @@ class Attention(nn.Module):
 
     def __init__(self, width: int, heads: int, *, causal: bool) -> None:
         super().__init__()
-        self.heads, self.causal = heads, causal
+        self.head_width, self.causal = width // heads, causal
         self.qkv = nn.Linear(width, 3 * width)
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        records, tokens, width = x.shape
-        per_head = self.qkv(x).view(records, tokens, 3, self.heads, width // self.heads)
+        records, tokens, _ = x.shape
+        # A smaller network has fewer heads, so that their number is not written down.
+        per_head = self.qkv(x).view(records, tokens, 3, -1, self.head_width)
         q, k, v = per_head.permute(2, 0, 3, 1, 4)
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
-        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(records, tokens, width))
+        projected: Tensor = self.out(mixed.transpose(1, 2).reshape(records, tokens, -1))
         return projected
 
 

@@ -23,6 +23,7 @@ from torch import fx, nn
 
 from fedp3.core.types import Axis, Chain, Group, Layer, UnitGroup
 from fedp3.models.buffers import restored_buffers
+from fedp3.models.frozen import frozen_in, own_weights
 from fedp3.models.mlp_chain import find_chain
 
 ROOT = "net"  # the layer of tensors that belong to the network itself and to none of its modules
@@ -260,7 +261,8 @@ def _visit_weighted(node: fx.Node, m: nn.Module, source: _Units | None, trace: T
     trace.groups[path] = UnitGroup(weight.shape[0], trace.last)
     reads: Axis | None = None
     if not isinstance(weight, nn.Parameter):
-        _fix_both(f"reparametrised weight of {path}", source, writes, trace)
+        kind = "frozen" if "weight" in frozen_in(m) else "reparametrised"
+        _fix_both(f"{kind} weight of {path}", source, writes, trace)
     elif getattr(m, "groups", 1) != 1:
         _fix_both(f"grouped convolution {path}", source, writes, trace)
     elif source is not None:
@@ -325,7 +327,7 @@ def _visit_other(
         if isinstance(m, LAYER_NORMS) and source is not None:
             trace.layer_of.setdefault(str(node.target), trace.layer_of[source.group])
         for path, inner in m.named_modules(prefix=str(node.target)):
-            _begin_layer(path, inner, [*inner.parameters(recurse=False)], trace)
+            _begin_layer(path, inner, list(own_weights(inner).values()), trace)
     if node.op == "get_attr":
         path, _, name = str(node.target).rpartition(".")
         trace.shared.add(path)  # matters only if the module is executed as well

@@ -8,6 +8,7 @@ where it would clip the logits (erratum A15).
 from collections.abc import Callable
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
+from pathlib import Path
 from typing import Annotated, Literal
 
 import torch
@@ -33,10 +34,14 @@ class Architecture:
         build: creates the network.  It draws the weights from torch's global generator, which is
             seeded before the call.
         image_side: the side length to which images are padded; None means no padding.
+        several_inputs: whether it takes records of several tensors, such as tokens and a mask.
+        tokenizer: the tokenizer file of a network that was trained with one.
     """
 
     build: "Callable[[ModelSpec], nn.Module]"
     image_side: int | None = None
+    several_inputs: bool = False
+    tokenizer: "Callable[[ModelSettings], Path] | None" = None
 
 
 MODELS: Registry[Architecture] = Registry("model")
@@ -47,7 +52,18 @@ class ModelSettings:
     """The network that is trained."""
 
     name: Annotated[str, NameIn(MODELS, also=(OWN,))] = Field(
-        default="mlp", description="the network"
+        default="mlp",
+        description="the network; hf: the transformer in the folder path, of the kinds bert, "
+        "distilbert, roberta, gpt2, llama and vit",
+    )
+    path: str = Field(
+        default="",
+        description="hf: a folder with config.json, model.safetensors and, for texts, "
+        "tokenizer.json",
+    )
+    new_head: bool = Field(
+        default=False,
+        description="hf: replace a head that is for another number of classes than the data have",
     )
     width: float = Field(default=1.0, gt=0, le=8, description="factor on all hidden widths")
     norm: Annotated[str, NameIn(NORMS)] = Field(
@@ -65,7 +81,17 @@ class ModelSettings:
         le=64,
         description="gpt, vit: attention heads, each 32 times the width factor wide",
     )
+    layers: Literal["blocks", "sublayers"] = Field(
+        default="blocks",
+        description="transformers: a layer is a block, or attention and MLP of a block are two "
+        "layers (sublayers)",
+    )
     patch: int = Field(default=4, ge=1, description="vit: side length of a patch of an image")
+    frozen: tuple[str, ...] = Field(
+        default=(),
+        description="names of layers or modules that stay as they are, such as ['embedding']: "
+        "every client has them, and they are neither trained nor sent",
+    )
 
 
 # (features, classes) -> the module between body and head, and the head
@@ -86,12 +112,16 @@ class ModelSpec:
         classes: the number of classes.
         settings: the user's settings.
         tail: creates the end of the network; a method may replace it (FedCR).
+        labelled: whether every sample has one class label.
+        vocabulary: the number of different tokens; 0 if samples are no tokens.
     """
 
     shape: tuple[int, ...]
     classes: int
     settings: ModelSettings = field(default_factory=ModelSettings)
     tail: Tail = plain_tail
+    labelled: bool = True
+    vocabulary: int = 0
 
     @property
     def width(self) -> float:

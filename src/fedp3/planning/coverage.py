@@ -14,7 +14,7 @@ from fedp3.core.types import ClientPlan, Layer, LayerMap
 from fedp3.planning.client_plans import PlanSettings, client_plans
 from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS, PruneSettings
 from fedp3.planning.pruning import masks_for, pruned_layers
-from fedp3.planning.residual_blocks import block_of, skippable_blocks
+from fedp3.planning.residual_blocks import skippable_blocks
 
 
 def coverage(plans: Iterable[ClientPlan]) -> dict[Layer, list[int]]:
@@ -65,14 +65,23 @@ def _is_personal(l: Layer, plans: Iterable[ClientPlan]) -> bool:
 
 def _check_skips(plans: Iterable[ClientPlan], layers: LayerMap) -> None:
     """Reject plans that skip a layer without which the network does not work."""
-    skippable = skippable_blocks(layers)
-    skipped = {l for plan in plans for l, p in plan.layers.items() if p.send == "skip"}
-    needed = sorted(l for l in skipped if block_of(l) not in skippable)
-    if needed:
-        raise PlanError(
-            f"others='skip' would skip layer {needed[0]!r}, but no shortcut leads around it; "
-            "only residual blocks of resnet18 with an identity shortcut can be skipped"
-        )
+    blocks = skippable_blocks(layers)
+    block_of = {l: inside for inside in blocks.values() for l in inside}
+    for plan in plans:
+        skipped = {l for l, p in plan.layers.items() if p.send == "skip"}
+        for l in sorted(skipped):
+            if l not in block_of:
+                raise PlanError(
+                    f"others='skip' would skip layer {l!r}, but no shortcut leads around it; only "
+                    "residual blocks of transformers and of resnet18 (with an identity shortcut) "
+                    "can be skipped, with layers = 'blocks-K'"
+                )
+            if layers.residual and not skipped.issuperset(block_of[l]):
+                raise PlanError(
+                    f"others='skip' would skip layer {l!r} and not the rest of its block "
+                    f"({', '.join(block_of[l])}); blocks are skipped entirely: use "
+                    "layers = 'blocks-K'"
+                )
 
 
 def check_pruning(settings: PruneSettings, layers: LayerMap, plans: Sequence[ClientPlan]) -> None:
@@ -81,6 +90,11 @@ def check_pruning(settings: PruneSettings, layers: LayerMap, plans: Sequence[Cli
     structured = selector.units is not None or LOCAL_PRUNERS.pick(settings.local_pruner).by_units
     if structured and layers.note and any(pruned_layers(plan) for plan in plans):
         raise PlanError(f"pruning by units must trace them through the network, but {layers.note}")
+    if structured and settings.heads and not any(g.heads for g in layers.groups.values()):
+        raise PlanError(
+            "[prune] heads: this network has no attention heads that can be pruned; the blocks of "
+            "gpt, vit and of the kinds of [model] name = 'hf' have them"
+        )
     if selector.units is not None and settings.physical and not settings.freeze_pruned:
         raise PlanError(
             f"with the {settings.selector} selector clients train a smaller network, in which "

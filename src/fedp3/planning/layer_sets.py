@@ -8,6 +8,7 @@ Ranks are a seeded permutation of the clients.  Neighbouring client ids often ha
 and with rank = id a layer would be trained on few classes only.
 """
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
@@ -108,6 +109,14 @@ def random_layers(sizes: Sequence[int]) -> AssignLayers:
         return tuple(with_head(layers, (hidden[j] for j in indices)) for indices in chosen)
 
     return assign
+
+
+def smallest_cover(hidden: int, clients: int) -> str:
+    """The layer set with the smallest windows under which these clients train every layer.
+
+    It is opu2, the default, unless there are too few clients for it.
+    """
+    return f"opu{max(2, math.ceil(hidden / clients))}"
 
 
 # The names of the paper; it calls opu1 "lowerb".

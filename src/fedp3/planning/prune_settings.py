@@ -112,6 +112,11 @@ class PruneSettings:
         description="what the numbers of a list q are shares of: what P_i retained, or the full "
         "layer (then only numbers up to keep are drawn)",
     )
+    heads: bool = Field(
+        default=False,
+        description="structured selectors also prune attention heads, each with its queries, keys, "
+        "values and projection; heads that share keys and values are pruned together",
+    )
     physical: bool = Field(
         default=True,
         description="where entire units are pruned, train a physically smaller network instead of "

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fedp3.core.memo import once_per_plan
 from fedp3.core.randomness import Stream, stream
-from fedp3.core.types import ClientPlan, Layer, LayerMap, LayerPlan, Masks, Params, UnitGroup
+from fedp3.core.types import ClientPlan, Group, Layer, LayerMap, LayerPlan, Masks, Params, UnitGroup
 from fedp3.planning.prune_settings import SELECTORS, PruneSettings, Selector, SelectWeights
 from fedp3.planning.selectors import retained_units, retained_weights
 
@@ -115,7 +115,7 @@ def _unit_masks(
         if group.layer not in reduced or group.fixed:
             continue
         granules = group.units // group.granule
-        norms = W[f"{g}.weight"].reshape(granules, -1).norm(dim=1)
+        norms = _by_unit(g, W, layers).reshape(granules, -1).norm(dim=1)
         retained = units_left(selector, plan, group) // group.granule
         indices = selector.units(norms, retained, t, rng)
         if selector.deals:
@@ -123,6 +123,31 @@ def _unit_masks(
             indices = indices[begin:end].sort().values
         units[g] = (indices[:, None] * group.granule + torch.arange(group.granule)).flatten()
     return units
+
+
+def _by_unit(group: Group, W: Params, layers: LayerMap) -> Tensor:
+    """The weights of each unit of a group, one unit after the other.
+
+    They are the weights that write it, and of a rank-1 pair both of its sides.
+    """
+    if f"{group}.weight" not in W:
+        return torch.cat(
+            [
+                W[n].movedim(side, 0).flatten(1)
+                for n, axes in layers.axes.items()
+                for side, axis in enumerate(axes)
+                if n in W and axis is not None and axis.group == group
+            ],
+            1,
+        )
+    w, axes = W[f"{group}.weight"], layers.axes[f"{group}.weight"]
+    side = next(j for j, axis in enumerate(axes) if axis is not None and axis.group == group)
+    axis = axes[side]
+    if side == 0 and (axis is None or axis.parts == 1):
+        return w
+    parts = 1 if axis is None else axis.parts
+    in_order = w.movedim(side, 0).reshape(parts, layers.groups[group].units, -1)
+    return in_order.transpose(0, 1).flatten(1)
 
 
 def units_left(selector: Selector, plan: ClientPlan, group: UnitGroup) -> int:

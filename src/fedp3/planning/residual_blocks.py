@@ -1,4 +1,4 @@
-"""Layer sets without some residual blocks of a ResNet: the paper's ResNet18 table, and ResIST."""
+"""Layer sets without some residual blocks: the paper's ResNet18 table, ResIST, FedRA."""
 
 import re
 from collections.abc import Sequence
@@ -47,40 +47,47 @@ def blocks(sizes: Sequence[int]) -> AssignLayers:
     """
 
     def assign(layers: LayerMap, clients: int, rng: torch.Generator) -> LayerSets:
-        skippable = skippable_blocks(layers)
-        if not skippable:
+        inside = skippable_blocks(layers)
+        if not inside:
             raise PlanError(
-                "this plan skips residual blocks with an identity shortcut; use model.name=resnet18"
+                "this plan skips residual blocks, of which this network has none that are known; "
+                "use a transformer or model.name=resnet18"
             )
+        skippable = list(inside)
         B = len(skippable)
         order = torch.randperm(B, generator=rng).tolist()
         ranks = random_ranks(clients, rng)
         sets = []
         for r, k in zip(ranks, draw_sizes(sizes, clients, rng), strict=True):
             retained = {skippable[order[(r * k + j) % B]] for j in range(k)}
-            skipped = set(skippable) - retained
-            sets.append(tuple(l for l in layers.layers if block_of(l) not in skipped))
+            skipped = {l for block in skippable if block not in retained for l in inside[block]}
+            sets.append(tuple(l for l in layers.layers if l not in skipped))
         return tuple(sets)
 
     return assign
 
 
-def block_of(layer: Layer) -> str:
+def skippable_blocks(layers: LayerMap) -> dict[str, tuple[Layer, ...]]:
+    """The residual blocks without which the network works, each with its layers.
+
+    These are the blocks of a transformer, and those of resnet18 with an identity shortcut.
+    """
+    if layers.residual:
+        return dict(layers.residual)
+    inside: dict[str, list[Layer]] = {}
+    for l in layers.layers:
+        inside.setdefault(_resnet_block(l), []).append(l)
+    return {
+        block: tuple(members)
+        for block, members in inside.items()
+        if block and not any(".shortcut." in n for l in members for n in layers.layers[l])
+    }
+
+
+def _resnet_block(layer: Layer) -> str:
     """The residual block of a layer of resnet18; empty if it is in none."""
     match = re.match(r"b\d+\.\d+(?=\.)", layer)
     return match[0] if match else ""
-
-
-def skippable_blocks(layers: LayerMap) -> list[str]:
-    """Residual blocks with an identity shortcut: the network works without them."""
-    inside: dict[str, list[str]] = {}
-    for l, names in layers.layers.items():
-        inside.setdefault(block_of(l), []).extend(names)
-    return [
-        block
-        for block, names in inside.items()
-        if block and not any(".shortcut." in n for n in names)
-    ]
 
 
 LAYER_SETS.add("resnet-no-b2-b3", without("b2", "b3"))

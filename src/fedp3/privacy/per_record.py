@@ -32,7 +32,7 @@ DROPOUTS = (
 )
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
-_Modes = tuple[bool, ...]  # whether each module is in training mode
+_Modes = tuple[tuple[bool, bool], ...]  # whether each module trains, and has its own `forward`
 _graphs: "WeakKeyDictionary[nn.Module, dict[_Modes, fx.GraphModule | None]]" = WeakKeyDictionary()
 
 
@@ -42,10 +42,11 @@ def per_record_graph(net: nn.Module, x: Tensor) -> fx.GraphModule | None:
     Returns None if the network cannot be traced or has an operation that is not in `RULES`.
 
     Args:
-        net: the network; its graph is traced once for each combination of training modes.
+        net: the network; its graph is traced once for each combination of training modes, and of
+            modules with another `forward` than their class's.
         x: at least one record, for the number of dimensions.
     """
-    modes = tuple(m.training for m in net.modules())
+    modes = tuple((m.training, "forward" in vars(m)) for m in net.modules())
     known = _graphs.setdefault(net, {})
     if modes not in known:
         known[modes] = _proven_graph(net, x)

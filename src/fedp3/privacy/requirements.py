@@ -182,6 +182,16 @@ def _overlapping_records(run: AssembledRun) -> Reasons:
         )
 
 
+def _unknown_records(run: AssembledRun) -> Reasons:
+    data = run.context.data
+    if data.rows is not None and data.ids is None:
+        yield (
+            "samples are read lazily, so that a record cannot be recognised by its values, and "
+            "budgets are per record; let the data set have `ids`, a stable text for each row, or "
+            "pass fedp3.from_torch(..., ids=..., lazy=True), or leave lazy out"
+        )
+
+
 def _large_delta(run: AssembledRun) -> Reasons:
     records, client = max(((len(s.train), i) for i, s in run.shards.items()), default=(0, 0))
     if records and run.delta >= 1 / records:
@@ -348,6 +358,7 @@ REFUSALS = Refusals(
         _uploaded_buffers,
         _repeated_records,
         _overlapping_records,
+        _unknown_records,
         _large_delta,
         _method_hooks,
     ),

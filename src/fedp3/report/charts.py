@@ -45,7 +45,7 @@ NOTES = {
     "G": PER_CLIENT,
     "D": "The pruned model as a client receives it, before local training.",
     "P": "P is a mean over the round's participants, after local training.",
-    "C": "On the test part that comes with the data set.",
+    "C": "The server's model on a test set of no client.",
     "loss": "Training loss of the round's participants; test loss of G, mean over clients.",
     "bytes": "Dense FedAvg sends the full model both ways, with the same participants.",
     "mb": "Traffic of all rounds so far, up and down together.",

@@ -41,6 +41,9 @@ def _alone(run: Run) -> str:
     seeds = f", mean over {len(run.seeds)} seeds" if len(run.seeds) > 1 else ""
     scored = _named(run.score, text.score_stat(run.score, G), "an accuracy of ")
     said = f"The server model has {scored}{seeds}, {after}."
+    C = final(run, "C")
+    if C is not None:
+        said += f" On a test set of no client it has {text.score_stat(run.score, C)}."
     _, share = moved(run, "up")
     if share is not None and abs(share - 1) >= 0.005:
         said += f" Clients uploaded {100 * share:.0f}{text.NBSP}% of what dense FedAvg uploads."

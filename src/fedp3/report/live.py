@@ -97,7 +97,7 @@ def snapshot(folder: Path, events: list[dict[str, Any]], state: str) -> dict[str
         # at the time `ended`, when the last round was recorded; the page counts down from there
         "left": pace * (rounds - done) if active and pace is not None else None,
         "ended": ended,
-        **{kind: _last_score(events, kind) for kind in "GDP"},
+        **{kind: _last_score(events, kind) for kind in "GDPC"},
         "percent": score_of(about).percent,
         "mb_up": sum(event["bytes_up"] for event in events) / 1e6,
         "mb_down": sum(event["bytes_down"] for event in events) / 1e6,
@@ -108,7 +108,7 @@ def snapshot(folder: Path, events: list[dict[str, Any]], state: str) -> dict[str
 
 
 def _last_score(events: list[dict[str, Any]], kind: str) -> float | None:
-    return next((event[kind]["mean"] for event in reversed(events) if event[kind]), None)
+    return next((event[kind]["mean"] for event in reversed(events) if event.get(kind)), None)
 
 
 def _round(event: Mapping[str, Any]) -> dict[str, Any]:

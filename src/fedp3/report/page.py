@@ -43,8 +43,8 @@ GLOSSARY: Mapping[str, str] = {
     "D": "the same for the model as dispatched to the client: pruned, before local training",
     "P": "the same after one local update. In curves it is over the participants of each round, in "
     "tables over all clients at the end. It is not P_i",
-    "C": "{score} of the server's model on the test part that comes with the data set, the number "
-    "that most papers print; shown where a run has it",
+    "C": "{score} of the server's model on a test set of no client, such as a published test part: "
+    "the number that most papers print; shown where a run has it",
     "dense": "without pruning; dense FedAvg sends the full model both ways to the same clients",
     "virtual time": "time on the described devices, computed and not measured",
 }

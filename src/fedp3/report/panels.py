@@ -175,7 +175,7 @@ def _cards(run: Run) -> tuple[Card, ...]:
         Card("D, as dispatched", shown("D"), _dispatched(run)),
         Card("P, personal", shown("P"), _personal(run)),
         *(
-            Card("C, central", shown(kind), "the data set's own test part")
+            Card("C, central", shown(kind), _central(run))
             for kind in shown_kinds([run])
             if kind == "C"
         ),
@@ -212,6 +212,11 @@ def _dispatched(run: Run) -> str:
 def _personal(run: Run) -> str:
     finished = all(seed.result for seed in run.seeds)
     return f"after one update, of {'all clients' if finished else 'the last participants'}"
+
+
+def _central(run: Run) -> str:
+    samples = run.seeds[0].about.get("central", {}).get("samples")
+    return "a test set of no client" if samples is None else f"{samples:,} samples of no client"
 
 
 def _model_card(run: Run) -> Card:

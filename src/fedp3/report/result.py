@@ -22,7 +22,8 @@ from fedp3.runs.session import Outcome
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-KINDS = {"G": "global", "D": "dispatched", "P": "personal"}
+KINDS = {"G": "global", "D": "dispatched", "P": "personal", "C": "central"}
+PER_CLIENT = ("G", "D", "P")
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Result:
     @property
     def weights(self) -> Params:
         """The trained tensors, buffers included."""
-        return self.outcome.state.W
+        return self.outcome.state.model
 
     @cached_property
     def model(self) -> nn.Module:
@@ -94,18 +95,26 @@ class Result:
 
     @property
     def score(self) -> Score:
-        """What G, D and P are: the accuracy, or the score of another objective."""
+        """What G, D, P and C are: the accuracy, or the score of another objective."""
         return score_of(self.outcome.result)
 
     @property
     def scores(self) -> Mapping[str, float | None]:
-        """G, D and P, each the mean over clients of the objective's score."""
-        return {kind: self.outcome.result[f"score_{name}"] for kind, name in KINDS.items()}
+        """G, D and P, each the mean over clients of the objective's score.
+
+        With a central test set there is also C, the score of the server's model on it.
+        """
+        return self._named("score")
 
     @property
     def accuracy(self) -> Mapping[str, float | None]:
-        """G, D and P, each the mean over clients; None where the score is no accuracy."""
-        return {kind: self.outcome.result[f"accuracy_{name}"] for kind, name in KINDS.items()}
+        """The same numbers as `scores`; None where the score is no accuracy."""
+        return self._named("accuracy")
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """Where labels were texts, the text of each output of the network; else empty."""
+        return self.experiment.client.data.class_names
 
     @property
     def per_client(self) -> list[dict[str, Any]]:
@@ -113,19 +122,27 @@ class Result:
 
         The cost is that of its plan in the first round.
         """
-        scores = {kind: self._scores(kind) for kind in KINDS}
+        scores = {kind: self._scores(kind) for kind in PER_CLIENT}
+        names = dict(enumerate(self.experiment.client_names))
         rows = []
         for cost in self.experiment.costs:
             row = {
                 "client": cost.id,
+                **({"name": names[cost.id]} if names else {}),
                 "examples": cost.examples,
                 "layers": cost.layers,
                 "keep": cost.capacity,
                 "mb_down": cost.mb_down,
                 "mb_up": cost.mb_up,
             }
-            rows.append(row | {kind: scores[kind].get(cost.id) for kind in KINDS})
+            rows.append(row | {kind: scores[kind].get(cost.id) for kind in PER_CLIENT})
         return rows
+
+    def _named(self, what: str) -> dict[str, float | None]:
+        result = self.outcome.result
+        has_c = result.get("score_central") is not None
+        kinds = {kind: name for kind, name in KINDS.items() if kind in PER_CLIENT or has_c}
+        return {kind: result[f"{what}_{name}"] for kind, name in kinds.items()}
 
     def _scores(self, kind: str) -> dict[int, float]:
         """The final score of each client that was scored."""

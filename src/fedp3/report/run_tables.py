@@ -16,7 +16,7 @@ SCORES: Mapping[str, str] = {
     "D": "{score} of the model as dispatched, before local training, mean over clients",
     "P": "{score} after one local update, at the end and over all clients; the curves of P are "
     "over each round's participants",
-    "C": "{score} of the server model on the data set's own test part",
+    "C": "{score} of the server model on a test set of no client",
 }
 EPSILONS: Mapping[str, Head] = {  # key of a row -> heading
     "epsilon_max": Head(name="ε", meaning="of LDP, the largest of any client"),

@@ -20,9 +20,9 @@ KINDS: Mapping[str, str] = {
     "G": "server model",
     "D": "as dispatched",
     "P": "after one local update",
-    "C": "server model on the data set's own test part",
+    "C": "server model on a test set of no client",
 }
-ALWAYS = ("G", "D", "P")  # every run has these; C needs a data set with a test part of its own
+ALWAYS = ("G", "D", "P")  # every run has these; C needs a test set of no client
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from fedp3.config import Config
 from fedp3.core.errors import InputError
 from fedp3.core.scores import Score
+from fedp3.core.types import Params
 from fedp3.runs.history import History
 from fedp3.server.context import RoundRecord
 
@@ -44,6 +45,8 @@ class Callback:
             callback makes no sense for it.
         on_begin: called once, before the first round that is trained.
         on_round: called with the record of every round, when it has ended.
+        on_model: called after every round with the number of rounds so far, and the server's model
+            by names of tensors, which must not be changed.
         stop: called with the history after every round but the last, and before a stopped run is
             continued; returns the reason to stop, or None to go on.
         on_end: called once, with the numbers of result.json, or with None if an error or Ctrl-C
@@ -53,6 +56,7 @@ class Callback:
     check: Callable[[Score], None] | None = None
     on_begin: Callable[[RunStart], None] | None = None
     on_round: Callable[[RoundRecord], None] | None = None
+    on_model: Callable[[int, Params], None] | None = None
     stop: Callable[[History], str | None] | None = None
     on_end: Callable[[Mapping[str, Any] | None], None] | None = None
 
@@ -97,6 +101,13 @@ def call_round(callbacks: Sequence[Callback], record: RoundRecord) -> None:
     for callback in callbacks:
         if callback.on_round is not None:
             callback.on_round(record)
+
+
+def call_model(callbacks: Sequence[Callback], rounds: int, W: Params) -> None:
+    """Call every `on_model`."""
+    for callback in callbacks:
+        if callback.on_model is not None:
+            callback.on_model(rounds, W)
 
 
 def call_end(callbacks: Sequence[Callback], result: Mapping[str, Any] | None) -> None:
@@ -226,6 +237,7 @@ def scalars(record: RoundRecord) -> dict[str, float]:
         "privacy/client epsilon": record.client_epsilon,
         **{f"{s.score.name}/{kind}": s.mean for kind, s in scores.items()},
         **{f"{s.score.name}/{kind} worst client": s.worst for kind, s in scores.items()},
+        **({} if record.C is None else {f"{record.C.score.name}/C": record.C.mean}),
     }
     return {name: value for name, value in values.items() if value is not None}
 

@@ -38,6 +38,7 @@ def save_checkpoint(folder: Path, checkpoint: Checkpoint, digest: str) -> None:
     aggregator, tensors = flatten(state.aggregator, "aggregator")
     tensors |= {f"W/{n}": w.contiguous() for n, w in state.W.items()}
     tensors |= {f"extra/{n}": w.contiguous() for n, w in state.extra.items()}
+    tensors |= {f"average/{n}": w.contiguous() for n, w in (state.average or {}).items()}
     for version, W in state.versions.items():
         # Layers that nobody trained in between are the same tensors, which cannot be stored twice.
         tensors |= {f"version/{version}/{n}": w.clone().contiguous() for n, w in W.items()}
@@ -125,6 +126,7 @@ def _read(place: Path, t: int, digest: str) -> Checkpoint:
         flying=tuple(Flight(v, Visit(**visit)) for v, visit in manifest["flying"]),
         versions=_versions(_under("version/", tensors)),
         published=restored(unflatten(manifest["published"], tensors)),
+        average=_under("average/", tensors) or None,
     )
     return Checkpoint(state, _client_states(_under("client/", tensors)))
 

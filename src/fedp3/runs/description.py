@@ -22,6 +22,7 @@ from fedp3.devices.window_draws import possible_trainers
 from fedp3.experiment.assemble import Experiment
 from fedp3.experiment.fingerprint import fingerprint
 from fedp3.experiment.stretches import stretches
+from fedp3.models.hf import files_of
 from fedp3.planning.coverage import coverage
 from fedp3.planning.layer_sets import AUTO
 from fedp3.privacy import disclosure
@@ -30,6 +31,7 @@ from fedp3.privacy.client_level import disclosure as client_disclosure
 from fedp3.privacy.client_level.budget import planned_epsilon
 from fedp3.privacy.client_level.mechanism import uploaders
 from fedp3.privacy.ledger import Ledger, summary
+from fedp3.server.central import CentralScore, missing_layers
 from fedp3.server.context import FinalEvaluation, ServerState
 from fedp3.server.evaluation import Scores
 
@@ -49,6 +51,8 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "coverage": coverage(experiment.turn_plans),
         "labels": experiment.labels.tolist(),
         "score": asdict(server.spec.objective.score),
+        "class_names": list(experiment.client.data.class_names),
+        "client_names": list(experiment.client_names),
         # the traffic of one FedAvg client in a round
         "dense_bytes": {"down": fedavg.down, "up": fedavg.up},
         "reductions": reductions(plans, server.layers),
@@ -58,8 +62,16 @@ def describe(experiment: Experiment) -> dict[str, Any]:
         "command": " ".join(["fedp3", *sys.argv[1:]]),
         "warnings": warnings_of(experiment),
     }
+    if experiment.client.data.class_names:
+        about["class_names"] = list(experiment.client.data.class_names)
+    files = files_of(experiment.client.net)
+    if files:
+        about["model_files"] = files
     if server.plan.turn(server.layers) > 1:
         about["schedule"] = [asdict(stretch) for stretch in stretches(experiment)]
+    if server.central is not None:
+        absent = missing_layers(experiment.turn_plans)
+        about["central"] = {"samples": len(server.central.data.y), "absent": absent or None}
     if server.fleet is not None:
         about["devices"] = [asdict(row_of(d)) | {"kind": d.kind} for d in server.fleet.devices]
     if server.budget is not None:
@@ -92,6 +104,10 @@ def warnings_of(experiment: Experiment) -> dict[str, str]:
             f"plan.layers={layers!r} gives every client all {hidden} hidden layers of this "
             "network, so everything is trained and uploaded, as with 'full'"
         )
+    if experiment.server.central is not None:
+        absent = missing_layers(experiment.turn_plans)
+        if absent:
+            warnings["M5"] = f"the test set of no client gives no C: {absent}"
     turn = experiment.server.turn
     if experiment.server.budget is not None and turn > 1:
         warnings["M4"] = (
@@ -166,7 +182,7 @@ def result_of(
         extra_seconds: the time that was not spent in rounds.
     """
 
-    def mean(scores: Scores | None) -> float | None:
+    def mean(scores: Scores | CentralScore | None) -> float | None:
         return scores.mean if scores else None
 
     kind = experiment.server.spec.objective.score
@@ -175,16 +191,17 @@ def result_of(
         "dispatched": mean(final.D),
         "personal": mean(final.P),
         "worst_client": final.G.worst if final.G else None,
+        "central": mean(final.C),
     }
     densities = [e["density"] for e in events if e["density"] is not None]
-    kinds = {of: getattr(final, of) for of in ("G", "D", "P")}
+    kinds = {of: getattr(final, of) for of in ("G", "D", "P", "C")}
     clocks = [e["clock"] for e in events if e.get("clock") is not None]
     energies = [clock["joules"] for clock in clocks]
     return {
         "out": str(folder) if folder else None,
         "method": experiment.config.method,
         "rounds": state.t,
-        "model_sha256": model_sha256(state.W),
+        "model_sha256": model_sha256(state.model),
         "score": asdict(kind),
         **{f"score_{name}": value for name, value in scores.items()},
         # the same numbers, if they are accuracies

@@ -27,7 +27,12 @@ from fedp3.core.errors import InputError, RunError
 from fedp3.core.hashing import model_sha256
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.registry import Registry
-from fedp3.data.inputs import only_tensor
+from fedp3.core.settings import OWN
+from fedp3.data.catalogue import OF_FILES, tokenizer_path
+from fedp3.data.inputs import only_tensor, tensors_of
+from fedp3.models.hf import again_from, inner_model
+from fedp3.models.hf_folder import TOKENIZER
+from fedp3.models.zoo import MODELS
 from fedp3.privacy.made_up import made_up_records
 from fedp3.runs.networks import Trained, is_plain, network, outputs_of, personal_layers
 
@@ -46,6 +51,7 @@ class Format:
         lines: the Python code of the README.
         needs: modules that it needs, by the names of what installs them.
         any_net: it also holds networks that a method has added something to.
+        several_inputs: it also holds networks that read more than one tensor.
     """
 
     suffix: str
@@ -54,6 +60,7 @@ class Format:
     lines: str
     needs: Mapping[str, str]
     any_net: bool = True
+    several_inputs: bool = False
 
 
 FORMATS: Registry[Format] = Registry("format")
@@ -74,7 +81,7 @@ def export(
         folder: where to; it must be empty or not exist.
         what: "global", "dispatched" or "personal"; see `fedp3.runs.networks.network`.
         client: whose network; None for the server's model.
-        format: "pt2", "safetensors" or "onnx".
+        format: "pt2", "safetensors", "onnx" or "hf".
 
     Raises:
         InputError: this network cannot be exported, or not in this format.
@@ -89,6 +96,8 @@ def export(
             f"its tensors do not show; use the format pt2 or onnx instead of {format}"
         )
     data = run.experiment.client.data
+    if not chosen.several_inputs:
+        only_tensor(data.x, f"the format {format}")
     rng = stream(run.experiment.config.run.seed, Stream.LAYER)
     inputs = [made_up_records(data, size, rng) for size in BATCHES]
     about = _about(run, net, what, client, format)
@@ -97,6 +106,7 @@ def export(
         with _quiet():
             difference = _write_and_compare(chosen, net, inputs, file, format)
         about |= {"file": file.name, "difference": difference}
+        _copy_tokenizer(run, place)
         (place / "model.json").write_text(json.dumps(about, indent=1) + "\n")
         (place / "README.md").write_text(_readme(run, net, chosen, about))
     return about | {"out": str(folder)}
@@ -153,7 +163,7 @@ def check_format(name: str) -> Format:
 
 
 def _write_and_compare(
-    chosen: Format, net: nn.Module, inputs: list[Tensor], file: Path, name: str
+    chosen: Format, net: nn.Module, inputs: list[Any], file: Path, name: str
 ) -> float:
     """Write a network, load it again, and return by how much its outputs differ."""
     try:
@@ -175,9 +185,7 @@ def _write_and_compare(
     return difference
 
 
-def _largest_difference(
-    again: Callable[[Tensor], Tensor], net: nn.Module, inputs: list[Tensor]
-) -> float:
+def _largest_difference(again: Callable[[Any], Tensor], net: nn.Module, inputs: list[Any]) -> float:
     """The largest difference of outputs, as a share of the largest output."""
     worst = 0.0
     for x in inputs:
@@ -298,6 +306,54 @@ session = onnxruntime.InferenceSession("model.onnx")
 )
 
 
+def _write_hf(net: nn.Module, x: Any, path: Path) -> None:
+    model: Any = inner_model(net)
+    if model is None:
+        raise InputError("only networks of model.name = 'hf' are models of transformers")
+    model.save_pretrained(path.parent, safe_serialization=True)
+
+
+def _read_hf(path: Path, net: nn.Module) -> Callable[[Any], Tensor]:
+    again = again_from(net, path.parent)
+    return lambda x: outputs_of(again, x)
+
+
+FORMATS.add(
+    "hf",
+    Format(
+        suffix="safetensors",
+        write=_write_hf,
+        read=_read_hf,
+        lines="""\
+from transformers import AutoConfig
+import transformers
+
+architecture = AutoConfig.from_pretrained(".").architectures[0]
+net = getattr(transformers, architecture).from_pretrained(".")
+outputs = net(**x).logits
+""",
+        needs={"transformers": "'fedp3[hf]'"},
+        any_net=False,
+        several_inputs=True,
+    ),
+)
+
+
+def _copy_tokenizer(run: Trained, place: Path) -> None:
+    """Put the tokenizer that a network was trained with beside it."""
+    config = run.experiment.config
+    if config.data.name not in OF_FILES or config.model.name == OWN:
+        return
+    architecture = MODELS.pick(config.model.name)
+    own = architecture.tokenizer(config.model) if architecture.tokenizer else None
+    path = tokenizer_path(config.data, own)
+    if path is not None:
+        for beside in (path, path.with_name("tokenizer_config.json")):
+            if beside.exists():
+                name = TOKENIZER if beside == path else beside.name
+                shutil.copyfile(beside, place / name)
+
+
 # --------------------------------------------------------------------------- what it says
 
 
@@ -305,10 +361,14 @@ def _about(
     run: Trained, net: nn.Module, what: str, client: int | None, format: str
 ) -> dict[str, Any]:
     config, data = run.experiment.config, run.experiment.client.data
-    x = only_tensor(data.x, "a network that is exported")
+    x = tensors_of(data.x)[0]
+    layers = run.experiment.client.layers
     whole = sum(w.numel() for w in run.experiment.client.net.parameters())
+    if layers.frozen:  # adapters are no part of the network that is exported
+        whole = sum(w.numel() for w in network(run, "global").parameters())
     values = net.state_dict()
-    if what == "global":  # then the hash is that of result.json, which leaves out counters
+    if what == "global" and run.state.W.keys() <= values.keys():
+        # Then the hash is that of result.json, which leaves out counters and what is frozen.
         values = {n: values[n] for n in run.state.W}
     return {
         "what": what,
@@ -322,6 +382,8 @@ def _about(
         "weights_sha256": model_sha256(values),
         "input": ["batch", *x.shape[1:]],
         "classes": data.classes,
+        "class_names": list(data.class_names),
+        "writes_text": data.objective == "language_modelling",
         "divide_by": 255 if x.dtype == torch.uint8 else 1,
         "mean": list(data.mean),
         "std": list(data.std),
@@ -349,6 +411,10 @@ def _readme(run: Trained, net: nn.Module, chosen: Format, about: Mapping[str, An
         if about["mean"]:
             scaling += f", then normalised per channel: (x - {about['mean']}) / {about['std']}"
         scaling = f" {scaling}."
+    names = ""
+    if about["class_names"]:
+        numbered = ", ".join(f"{i}: {name}" for i, name in enumerate(about["class_names"]))
+        names = f" The classes are {numbered}."
     stays = personal_layers(run.experiment)
     warning = ""
     if stays and about["what"] == "global":
@@ -366,9 +432,9 @@ Trained by {about["method"]} in {about["rounds"]} rounds with fedp3 {about["fedp
 {chosen.lines}```
 
 `x` holds float32 values of shape ({shape}).{scaling} The outputs are scores of \
-{about["classes"]} classes; the largest is the prediction. When the file was written, it was \
-loaded again, and its outputs differed from the network's by {about["difference"]:.1e} of the \
-largest.
+{about["classes"]} classes; the largest is the prediction.{names} \
+When the file was written, it was loaded again, and its outputs differed from the network's by \
+{about["difference"]:.1e} of the largest.
 {warning}
 ```text
 {net}

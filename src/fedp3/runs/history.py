@@ -10,14 +10,15 @@ from fedp3.core.scores import ACCURACY, score_of
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-SCORES = ("G", "D", "P")
+SCORES = ("G", "D", "P", "C")
 
 
 class History(Sequence[dict[str, Any]]):
     """One row per round: scores, loss, traffic and time.
 
     A row has `round` (from 1), `G`, `D` and `P` (mean score, such as accuracy; None if the round
-    was not evaluated), `loss`, `bytes_up`, `bytes_down`, `seconds`, `epsilon` (None without LDP),
+    was not evaluated), `C` (on the central test set; None without one), `loss`, `bytes_up`,
+    `bytes_down`, `seconds`, `epsilon` (None without LDP),
     `client_epsilon` (None without client-level DP), `virtual_seconds` and `joules` (None without a
     virtual clock; joules also if a device has no watts), `void`, and the numbers of clients that
     were `accepted`, `late` and `rejected`.  A client whose invalid reply was followed by a valid
@@ -104,7 +105,7 @@ class History(Sequence[dict[str, Any]]):
 
 def _row(event: Mapping[str, Any]) -> dict[str, Any]:
     counts = {name: len(event[name]) for name in ("accepted", "late", "rejected")}
-    scores = {kind: event[kind]["mean"] if event[kind] else None for kind in SCORES}
+    scores = {kind: event[kind]["mean"] if event.get(kind) else None for kind in SCORES}
     plain = {
         name: event[name]
         for name in ("loss", "bytes_up", "bytes_down", "seconds", "epsilon", "void")

@@ -19,10 +19,14 @@ from fedp3.client.sgd import load_weights, named_tensors
 from fedp3.client.update import Job, local_network
 from fedp3.core.errors import InputError
 from fedp3.core.files import read_json
+from fedp3.core.threads import one_thread
 from fedp3.core.types import ClientState, Group, Params
-from fedp3.engines.base import one_thread
+from fedp3.data.inputs import Inputs, call
 from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.experiment.fingerprint import check_fingerprint
+from fedp3.models.frozen import thaw
+from fedp3.models.lora import merge
+from fedp3.models.skipping import blocks_left_out, without_blocks
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint
 from fedp3.runs.existing import SEEDS, reopen
 from fedp3.server.context import ServerState
@@ -103,7 +107,7 @@ def network(run: Trained, what: str, client: int | None = None) -> nn.Module:
     """
     _check(run, what, client)
     if what == "global":
-        return global_network(run.experiment, run.state.W)
+        return global_network(run.experiment, run.state.model)
     assert client is not None
     _refuse(run, what, client)
     return _client_network(run, client, trained=what == "personal")
@@ -117,6 +121,9 @@ def global_network(experiment: Experiment, W: Params) -> nn.Module:
 
 
 def _finished(net: nn.Module) -> nn.Module:
+    """The plain network in evaluation mode: what was frozen is not, and adapters are merged."""
+    thaw(net)
+    merge(net)
     return net.cpu().requires_grad_().eval()
 
 
@@ -171,7 +178,8 @@ def _client_network(run: Trained, client: int, *, trained: bool) -> nn.Module:
     job = Job(shard, task, run.clients.get(client, {}).get(task.state_from))
     with one_thread():  # as engines compute clients
         net, _ = local_network(context, job)
-    copy = _finished(deepcopy(net))
+    skipped = blocks_left_out(task.plan, context.layers)
+    copy = without_blocks(_finished(deepcopy(net)), skipped)
     context.net.requires_grad_()
     hooks, groups = context.hooks, context.layers.groups
     if hooks.forward is not None:
@@ -219,9 +227,9 @@ def is_plain(net: nn.Module) -> bool:
 
 
 @torch.no_grad()
-def outputs_of(net: nn.Module, x: Tensor) -> Tensor:
+def outputs_of(net: nn.Module, x: Inputs) -> Tensor:
     """What a network computes, without gradients."""
-    outputs = net(x)
+    outputs = call(net, x)
     if not isinstance(outputs, Tensor):
         raise InputError(f"the network returns a {type(outputs).__name__}, want a tensor")
     return outputs

@@ -22,6 +22,7 @@ class _Tally:
     def __init__(self) -> None:
         self.ok = self.late = self.rejected = self.up = self.down = 0
         self.G = "-"
+        self.C = ""
         self.epsilon: float | None = None
         self.client_epsilon: float | None = None
         self.virtual_seconds: float | None = None
@@ -34,6 +35,8 @@ class _Tally:
         self.up += event["bytes_up"]
         self.down += event["bytes_down"]
         self.G = score_of(event["G"]).text(event["G"]["mean"]) if event["G"] else self.G
+        if event.get("C"):
+            self.C = f"  C {score_of(event['C']).text(event['C']['mean'])}"
         self.epsilon = event["epsilon"]
         self.client_epsilon = event["client_epsilon"]
         if event.get("clock"):
@@ -46,7 +49,7 @@ class _Tally:
             spent += f"  client-level epsilon {self.client_epsilon:.2f}"
         virtual = "" if self.virtual_seconds is None else f"  virtual {self.virtual_seconds:,.0f} s"
         return (
-            f"G {self.G}  ok {self.ok} late {self.late} rejected {self.rejected}  "
+            f"G {self.G}{self.C}  ok {self.ok} late {self.late} rejected {self.rejected}  "
             f"MB up {self.up / 1e6:.1f} down {self.down / 1e6:.1f}{spent}{virtual}"
         )
 

@@ -66,6 +66,7 @@ def rehearse(experiment: Experiment, scene: Scene) -> Rehearsal:
         examples=dict.fromkeys(experiment.server.examples, 0)
         | {i: len(shard.train) for i, shard in scene.shards.items()},
         budget=scene.budget,
+        central=None,
     )
     everyone = dict.fromkeys(experiment.shards, NO_SAMPLES) | dict(scene.shards)
     # Made-up records must not be charged to a ledger over real runs.

@@ -2,7 +2,7 @@
 
     config.toml          the complete config
     run.json             plan, labels, versions, plugins
-    initial.json         G and D before the first round
+    initial.json         G, D and C before the first round
     events.jsonl         one line per round, synced to disk
     checkpoint/          the last two states, each with its sha256
     initial.safetensors  W_0, if the network was passed in and not built from the config
@@ -20,6 +20,7 @@ from typing import Any
 
 from fedp3.core.errors import InputError, RunError
 from fedp3.core.files import json_line, write_atomic, write_json
+from fedp3.server.central import CentralScore
 from fedp3.server.context import RoundRecord
 from fedp3.server.evaluation import Scores
 
@@ -61,7 +62,7 @@ def as_event(record: RoundRecord) -> dict[str, Any]:
     """A round as plain data."""
     # not asdict(record), which would copy every list of clients
     event = {f.name: getattr(record, f.name) for f in fields(record)}
-    for kind in ("G", "D", "P"):
+    for kind in ("G", "D", "P", "C"):
         if event[kind] is not None:
             event[kind] = asdict(event[kind])
     if record.clock is not None:
@@ -72,7 +73,7 @@ def as_event(record: RoundRecord) -> dict[str, Any]:
     return event
 
 
-def write_initial(folder: Path, scores: Mapping[str, Scores | None]) -> None:
+def write_initial(folder: Path, scores: Mapping[str, Scores | CentralScore | None]) -> None:
     """Record the scores before the first round."""
     plain = {kind: None if score is None else asdict(score) for kind, score in scores.items()}
     write_json(folder / INITIAL_SCORES, plain)

@@ -22,7 +22,7 @@ from fedp3.config import Config
 from fedp3.config.plugins import Plugin, plugin_records
 from fedp3.core.files import locked, read_json, write_json
 from fedp3.core.hashing import model_sha256
-from fedp3.core.types import ClientState
+from fedp3.core.types import ClientState, Params
 from fedp3.engines.base import Engine, States
 from fedp3.experiment.assemble import Experiment, with_noise
 from fedp3.experiment.fingerprint import INITIAL, check_fingerprint, with_initial
@@ -34,6 +34,7 @@ from fedp3.runs.callbacks import (
     RunStart,
     call_begin,
     call_end,
+    call_model,
     call_round,
     reason_to_stop,
 )
@@ -215,7 +216,8 @@ def _train_from(
             engine = make_engine(experiment, states)
             try:
                 stop = partial(reason_to_stop, callbacks)
-                outcome = run_rounds(experiment, engine, folder, on_round, start, stop)
+                show_model = partial(call_model, callbacks)
+                outcome = run_rounds(experiment, engine, folder, on_round, start, stop, show_model)
             finally:
                 engine.close()
     finally:
@@ -286,6 +288,7 @@ def run_rounds(
     on_round: OnRound | None = None,
     start: ServerState | None = None,
     stop: Stop = lambda events: None,
+    on_model: Callable[[int, Params], None] = lambda rounds, W: None,
 ) -> Outcome:
     """Train to the end, or until `stop` has a reason, and evaluate.
 
@@ -298,6 +301,7 @@ def run_rounds(
         on_round: called with the record of every finished round.
         start: the state to start from, where it is not the beginning.
         stop: is asked after every round but the last whether to stop, and why.
+        on_model: called after every round with the number of rounds so far, and the model.
     """
     server, digest = experiment.server, experiment.config.digest()
     state = saved = start or experiment.start
@@ -328,6 +332,7 @@ def run_rounds(
                 events.append(as_event(last))
                 if on_round is not None:
                     on_round(last)
+                on_model(new.t, new.W)
                 stop_if_requested(folder)
                 stopped = stops_early(experiment, events)
                 reason = stop(events) if new.t < server.run.rounds else None

@@ -33,12 +33,16 @@ WatchScore = Callable[[str, int], AbstractContextManager[OnRound]]
 
 
 def validation_split(experiment: Experiment) -> Experiment:
-    """The same experiment, in which every client is tested on its last training samples."""
+    """The same experiment, in which every client is tested on its last training samples.
+
+    Nothing is tested on test samples, those of a central test set included.
+    """
     shards = {}
     for i, shard in experiment.shards.items():
         end = int(TRAINED * len(shard.train))
         shards[i] = Shard(shard.train[:end], shard.train[end:])
-    server = replace(experiment.server, examples={i: len(s.train) for i, s in shards.items()})
+    examples = {i: len(s.train) for i, s in shards.items()}
+    server = replace(experiment.server, examples=examples, central=None)
     return replace(experiment, shards=shards, server=server)
 
 

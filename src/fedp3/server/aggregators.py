@@ -71,6 +71,7 @@ class Aggregator:
         report: from the state to one number per client, for the record of a round.
         next_round: from the state to what differs from the plans in the next round.
         interval: participants are drawn once in so many rounds, so that they can continue.
+        average: the model is the mean of W over about so many rounds.
     """
 
     apply: Apply
@@ -78,6 +79,7 @@ class Aggregator:
     report: Callable[[Any], Mapping[int, float]] = _no_report
     next_round: Callable[[Any], NextRound] = _as_planned
     interval: int = 1
+    average: int = 1
 
 
 MakeAggregator = Callable[["AggregateSettings", RunSpec], Aggregator]
@@ -94,7 +96,8 @@ class AggregateSettings:
         default="simple",
         description="weights of the mean: simple, equal; examples, by number of samples; weighted, "
         "by number of layers in L_i; distance, softmax(-distance to the current model / tau); "
-        "attention, learned per client",
+        "attention, learned per client; product_norm, by the norm of a client's product B A "
+        "([adapter] rule = 'factors')",
     )
     tau: float = Field(
         default=1.0, gt=0, description="with rule = 'distance': temperature of the softmax"
@@ -166,6 +169,13 @@ class AggregateSettings:
         ge=1,
         description="layers on which clients agree most are averaged only once in so many rounds, "
         "and clients continue to train them in between (FedLAMA); 1 means every round",
+    )
+    average: int = Field(
+        default=1,
+        ge=1,
+        description="what is scored as G and exported is the mean of the server's weights over "
+        "about the last so many rounds, while clients train from the last ones; 1 means the last "
+        "ones themselves",
     )
     options: dict[str, bool | int | float | str] = Field(
         default_factory=dict,

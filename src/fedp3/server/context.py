@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from fedp3.client.context import RunSpec
+from fedp3.client.context import ClientContext, RunSpec
 from fedp3.core.settings import RunSettings
 from fedp3.core.types import LayerMap, Params, Rejection
 from fedp3.devices.buffer import Flight
@@ -14,6 +14,7 @@ from fedp3.messages.versions import Published
 from fedp3.planning.client_plans import PlanSettings
 from fedp3.privacy.settings import Budget
 from fedp3.server.aggregators import Aggregator
+from fedp3.server.central import CentralScore
 from fedp3.server.client_level import ClientLevel
 from fedp3.server.evaluation import Scores
 
@@ -33,6 +34,8 @@ class ServerContext:
         client_level: client-level DP, whose release then takes the place of the aggregator; None
             without it.
         fleet: the clients' devices; None if they are not described.
+        central: the network with test samples of no client, on which C is scored; None without
+            them.
     """
 
     spec: RunSpec
@@ -44,6 +47,7 @@ class ServerContext:
     budget: Budget | None = None
     client_level: ClientLevel | None = None
     fleet: RunFleet | None = None
+    central: ClientContext | None = None
 
     @property
     def layers(self) -> LayerMap:
@@ -86,6 +90,7 @@ class ServerState:
         flying: where rounds overlap, the clients that compute.
         versions: the models of earlier rounds that these clients started from.
         published: the weights that clients hold copies of; None where W is sent in every round.
+        average: the mean of W over rounds; None where the model is W itself.
     """
 
     t: int
@@ -98,6 +103,12 @@ class ServerState:
     flying: tuple[Flight, ...] = ()
     versions: Mapping[int, Params] = field(default_factory=dict)
     published: Published | None = None
+    average: Params | None = None
+
+    @property
+    def model(self) -> Params:
+        """The weights that are scored as G and exported."""
+        return self.W if self.average is None else self.average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,6 +129,7 @@ class RoundRecord:
     G: Scores | None = None  # the server's model
     D: Scores | None = None  # as dispatched, before training
     P: Scores | None = None  # after local training, of this round's participants
+    C: CentralScore | None = None  # the server's model on the central test set
     aggregator: Mapping[int, float] = field(default_factory=dict)  # its report for each client
     epsilon: float | None = None  # under LDP, the largest that any client has spent
     client_epsilon: float | None = None  # under client-level DP, of all releases so far
@@ -126,8 +138,9 @@ class RoundRecord:
 
 @dataclass(frozen=True, slots=True)
 class FinalEvaluation:
-    """The scores of the finished model over all clients."""
+    """The scores of the finished model: over all clients, and on the central test set."""
 
     G: Scores | None
     D: Scores | None
     P: Scores | None
+    C: CentralScore | None = None

@@ -1,4 +1,4 @@
-"""Three kinds of scores, each measured on the clients' test samples.
+"""Three kinds of scores, each measured on the clients' test samples (C: `central.py`).
 
     G   the server's model
     D   the model as dispatched, pruned and untrained: what a device that cannot hold W would run

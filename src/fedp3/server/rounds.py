@@ -25,6 +25,7 @@ from fedp3.planning.revised_plans import continuing_layers, without_layers
 from fedp3.privacy.client_level.budget import EVERYBODY
 from fedp3.privacy.client_level.mechanism import poisson_clients
 from fedp3.privacy.ledger import Ledger
+from fedp3.server.averaged_weights import next_average
 from fedp3.server.buffered import (
     arrived_tasks,
     buffer_round,
@@ -33,6 +34,7 @@ from fedp3.server.buffered import (
     used_flights,
     versions_in_use,
 )
+from fedp3.server.central import CentralScore, central_score
 from fedp3.server.client_level import private_step
 from fedp3.server.context import FinalEvaluation, RoundRecord, ServerContext, ServerState
 from fedp3.server.evaluation import Scores, scores
@@ -120,9 +122,11 @@ def run_round(
     record = _record(context, t, happened.tasks, result, new)
     record = replace(record, clock=happened.clock)
     if evaluate:
-        G, D = _global_and_dispatched(context, new, execute, plans_for(context, new.t))
+        everyone = plans_for(context, new.t)
+        G, D = _global_and_dispatched(context, new, execute, everyone)
         P = scores((u.update for u in result.accepted), context.spec.objective)
-        record = replace(record, G=G, D=D, P=P)
+        C = central_score(context.central, new.W, new.t, everyone)
+        record = replace(record, G=G, D=D, P=P, C=C)
     if ledger is not None:
         record = replace(record, epsilon=ledger.epsilon_max())
     if releases is not None:
@@ -249,10 +253,11 @@ def _affordable(
 
 def initial_scores(
     context: ServerContext, state: ServerState, execute: Execute
-) -> dict[str, Scores | None]:
-    """G and D before the first round."""
-    G, D = _global_and_dispatched(context, state, execute, plans_for(context, state.t))
-    return {"G": G, "D": D}
+) -> dict[str, Scores | CentralScore | None]:
+    """G, D and C before the first round."""
+    everyone = plans_for(context, state.t)
+    G, D = _global_and_dispatched(context, state, execute, everyone)
+    return {"G": G, "D": D, "C": central_score(context.central, state.W, state.t, everyone)}
 
 
 def finish(
@@ -262,7 +267,7 @@ def finish(
     ledger: Ledger | None = None,
     last: RoundRecord | None = None,
 ) -> FinalEvaluation:
-    """G, D and, if `run.final_p` is set, P over all clients once training is over.
+    """C, and over all clients G, D and, if `run.final_p` is set, P, once training is over.
 
     Measuring P takes a local update, which under LDP is charged like a round.
 
@@ -277,16 +282,17 @@ def finish(
     if last is not None and last.t + 1 == state.t and last.G is not None and last.D is not None:
         G: Scores | None = last.G
         D: Scores | None = last.D
+        C = last.C
     else:
         G, D = _global_and_dispatched(context, state, execute, everyone)
+        C = central_score(context.central, state.W, state.t, everyone)
     if not context.run.final_p:
-        return FinalEvaluation(G, D, P=None)
+        return FinalEvaluation(G, D, P=None, C=C)
     clients = _eligible(context, state.t, ledger)
     if ledger is not None:
         ledger.charge(clients, state.t, released="probe")
-    return FinalEvaluation(
-        G, D, P=scores(execute(probe_tasks(context, state, clients)), context.spec.objective)
-    )
+    P = scores(execute(probe_tasks(context, state, clients)), context.spec.objective)
+    return FinalEvaluation(G, D, P, C)
 
 
 def probe_tasks(context: ServerContext, state: ServerState, clients: Sequence[int]) -> list[Task]:
@@ -311,14 +317,14 @@ def dispatch_tasks(
 def _global_and_dispatched(
     context: ServerContext, state: ServerState, execute: Execute, everyone: Sequence[ClientPlan]
 ) -> tuple[Scores | None, Scores | None]:
-    """G, of the server's weights, and D, of what devices are sent.
+    """G, of the server's model, and D, of what devices are sent.
 
-    If every layer is sent dense and uncoded, a device has the server's weights, and D is G.
+    If every layer is sent dense and uncoded, a device has the server's model, and D is G.
     """
     objective = context.spec.objective
-    G = scores(execute(global_tasks(state.W, everyone, state.t, state.seen)), objective)
+    G = scores(execute(global_tasks(state.model, everyone, state.t, state.seen)), objective)
     dense = all(p.send == "dense" for plan in everyone for p in plan.layers.values())
-    if dense and state.published is None:
+    if dense and state.published is None and state.average is None:
         return G, G
     return G, scores(execute(_dispatched(context, state, everyone, probe=False)), objective)
 
@@ -383,6 +389,7 @@ def _advance(
         void=0,
         extra=extra,
         published=next_published(context, state, W, result),
+        average=next_average(state.average, W, state.t + 1, context.aggregator.average),
     )
     return new, result
 

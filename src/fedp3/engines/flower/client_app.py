@@ -7,6 +7,7 @@ a message.  A message that it does not act on is answered with a code, never wit
 
 import json
 import logging
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
@@ -24,6 +25,7 @@ from fedp3.config.plugins import Plugin, load_plugin, load_plugins
 from fedp3.core.errors import FedP3Error, InputError
 from fedp3.core.types import ClientUpdate, Failure, Params, Task
 from fedp3.data import Dataset
+from fedp3.data.sample_spec import sample_spec
 from fedp3.data.shards import NO_SAMPLES, Shard
 from fedp3.engines.base import attempt
 from fedp3.engines.flower.records import (
@@ -35,6 +37,7 @@ from fedp3.engines.flower.records import (
     put_frame,
     refusal,
     request_of,
+    settings_text,
     state_bytes,
     state_of,
 )
@@ -47,6 +50,7 @@ from fedp3.experiment.assemble import (
 )
 from fedp3.messages.codec import Copy, FindCopy, decode_task, encode_update, room_for
 from fedp3.messages.copies import copy_in, copy_tensors, initial_copy, with_copy
+from fedp3.models.frozen import frozen_sha256
 from fedp3.node.account import noisy_scores
 from fedp3.node.admission import admit, check_config, check_message, shard_of
 from fedp3.node.context import NodeContext
@@ -68,6 +72,9 @@ from fedp3.privacy.mechanism import PrivateSteps, mechanism_of
 from fedp3.privacy.requirements import uses_ghost
 
 LoadNode = Callable[[Context], NodeContext]
+LoadFor = Callable[[Context, str], NodeContext]  # with the settings of the message, as JSON
+Work = Callable[[Message, Context], RecordDict]
+ACTION = "fedp3"  # of messages to apps that answer other strategies as well
 log = logging.getLogger("flwr").log  # what a SuperNode shows
 
 
@@ -85,6 +92,44 @@ def client_app(load_node: LoadNode, state_in_message: bool = False) -> ClientApp
     app.train()(partial(_answer, partial(answer, load_node)))
     app.evaluate()(partial(_answer, partial(answer, load_node)))
     return app
+
+
+def answer_strategy(app: ClientApp, load_node: LoadFor) -> ClientApp:
+    """Let a ClientApp answer the strategy FedP3 besides those that it answers already.
+
+    Args:
+        app: any ClientApp; its own functions stay as they are.
+        load_node: returns what the node trains with, given the settings that a message brings.
+    """
+
+    def introduce(message: Message, context: Context) -> RecordDict:
+        load = partial(_load_for, load_node, message)
+        return _introduce(load, in_simulation(), message, context)
+
+    def work(message: Message, context: Context) -> RecordDict:
+        load = partial(_load_for, load_node, message)
+        answer = _simulate_task if in_simulation() else _answer_task
+        return answer(load, message, context)
+
+    app.query(ACTION)(partial(_answer, introduce))
+    app.train(ACTION)(partial(_answer, work))
+    app.evaluate(ACTION)(partial(_answer, work))
+    return app
+
+
+def _load_for(load_node: LoadFor, message: Message, context: Context) -> NodeContext:
+    return load_node(context, settings_text(message.content))
+
+
+def in_simulation() -> bool:
+    """Whether this process plays clients in Flower's simulation: it is one of Ray's actors.
+
+    A node that is deployed never is, even if its owner's code uses Ray.
+    """
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized():
+        return False
+    return ray.get_runtime_context().get_actor_id() is not None
 
 
 # ------------------------------------------------------------------- what a node trains with
@@ -214,9 +259,7 @@ def _data_dir(context: Context) -> Path | None:
 # --------------------------------------------------------------------------- messages
 
 
-def _answer(
-    work: Callable[[Message, Context], RecordDict], message: Message, context: Context
-) -> Message:
+def _answer(work: Work, message: Message, context: Context) -> Message:
     """Answer a message with what `work` returns, or with why there is nothing to return."""
     try:
         content = work(message, context)
@@ -230,6 +273,8 @@ def _refuse(error: Exception, context: Context) -> RecordDict:
     code, text = code_of(error), str(error)
     if not isinstance(error, FedP3Error):
         text = f"{type(error).__name__}: {error}"
+    if in_simulation():  # there is no owner whose data a text could reveal
+        return failure(text, code)
     log(logging.WARNING, "refused (%s): %s", code, text)
     try:
         log_refusal(folder_of(context.node_config), code, text)
@@ -256,6 +301,10 @@ def _introduce(
             capacity=capacity_of(context.node_config),
             device=device_of_node(context.node_config),
             digest=holding.config.digest(),
+            clients=holding.config.partition.clients,
+            sample=sample_spec(holding.context.data),
+            simulated=state_in_message,
+            frozen=frozen_sha256(holding.context.net),
         )
     )
 

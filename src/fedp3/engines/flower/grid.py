@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from logging import INFO, WARNING
+from typing import Protocol
 
 from flwr.app import Message, MessageType, RecordDict
 from flwr.serverapp import Grid
@@ -20,6 +21,7 @@ from fedp3.core.types import ClientState, Failure, Kind, RejectionCode, Reply, T
 from fedp3.engines.base import Engine, States, too_late
 from fedp3.engines.flower.records import (
     ABOUT,
+    SETTINGS,
     STATE,
     Identity,
     about_record,
@@ -29,6 +31,7 @@ from fedp3.engines.flower.records import (
     identity_of,
     lost_copy,
     put_frame,
+    settings_record,
     state_bytes,
     state_of,
 )
@@ -51,6 +54,40 @@ def _a_second() -> None:
     time.sleep(1.0)
 
 
+class Asking(Protocol):
+    """What a query needs: a `Wire`, or an `Introduction` before there is one."""
+
+    @property
+    def digest(self) -> str: ...
+    @property
+    def frozen(self) -> str: ...
+    @property
+    def rest(self) -> Callable[[], None]: ...
+    @property
+    def settings(self) -> str: ...
+    @property
+    def action(self) -> str: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Introduction:
+    """How nodes are asked who they are, before the server knows the complete config.
+
+    Args:
+        settings: see `Wire`.
+        action: see `Wire`.
+        rest: see `Wire`.
+        digest: of the config; empty accepts every node.
+        frozen: see `Wire`; not compared without a digest.
+    """
+
+    settings: str
+    action: str
+    rest: Callable[[], None]
+    digest: str = ""
+    frozen: str = ""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wire:
     """Settings for exchanging messages with the nodes of a run.
@@ -58,6 +95,9 @@ class Wire:
     Args:
         spec: what server and nodes both know.
         digest: of the config; a node with another one gets no tasks.
+        settings: the settings of the run as JSON, for nodes that have no config of their own.
+        action: which functions of a ClientApp answer; empty means its default ones.
+        frozen: of the frozen part of the network, empty if there is none; likewise.
         run: names the run on the nodes' disks.
         mechanism: what the privacy settings resolve to, the same for all nodes; None without LDP.
         permit: the permission of a run owner, for nodes whose policy needs one.
@@ -74,6 +114,9 @@ class Wire:
     deadline: float = 0.0
     rest: Callable[[], None] = _a_second
     room: int = EXTRA_LIMIT
+    settings: str = ""
+    action: str = ""
+    frozen: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +132,7 @@ class Roster:
         """Client -> node; of two nodes that claim the same client, the first one that is online."""
         return {identity.client: n for n, identity in reversed(self.met.items())}
 
-    def refresh(self, grid: Grid, wire: Wire) -> None:
+    def refresh(self, grid: Grid, wire: Asking) -> None:
         """Forget nodes that left, and query new ones.
 
         A node that does not answer in time may answer later.
@@ -99,17 +142,18 @@ class Roster:
             log(WARNING, "client %d: its node left", self.met.pop(n).client)
         new = online - self.met.keys() - self.refused.keys() - set(self.queries.values())
         for n in sorted(new):
-            self.queries[_push(grid, Message(RecordDict(), n, MessageType.QUERY))] = n
+            query = Message(_with_settings(RecordDict(), wire), n, _type(MessageType.QUERY, wire))
+            self.queries[_push(grid, query)] = n
         end = time.monotonic() + (QUERY_SECONDS if new else 0)
         while online & set(self.queries.values()):
             for reply in grid.pull_messages(list(self.queries)):
                 n = self.queries.pop(reply.metadata.reply_to_message_id)
-                self._meet(n, reply, wire.digest)
+                self._meet(n, reply, wire)
             if end < time.monotonic():
                 return
             wire.rest()
 
-    def gather(self, grid: Grid, wire: Wire, clients: Iterable[int], seconds: float) -> set[int]:
+    def gather(self, grid: Grid, wire: Asking, clients: Iterable[int], seconds: float) -> set[int]:
         """Wait until these clients are online; returns those that are missing when time is up."""
         end = time.monotonic() + seconds
         while True:
@@ -119,15 +163,13 @@ class Roster:
                 return missing
             wire.rest()
 
-    def _meet(self, n: int, reply: Message, digest: str) -> None:
+    def _meet(self, n: int, reply: Message, wire: Asking) -> None:
         """Read a node's answer to a query."""
-        if (
-            reply.has_error()
-        ):  # its process failed, or it left: if it is online, it is queried again
+        if reply.has_error():  # its process failed or it left; a node online is queried again
             log(WARNING, "node %d did not answer a query: %s", n, clean(reply.error.reason))
             return
         try:
-            identity = _identity(reply, digest)
+            identity = _identity(reply, wire)
         except CodecError as error:
             self.refused[n] = str(error)
             log(WARNING, "node %d gets no tasks: %s", n, error)
@@ -139,13 +181,19 @@ class Roster:
         self.met[n] = identity
 
 
-def _identity(reply: Message, digest: str) -> Identity:
+def _identity(reply: Message, wire: Asking) -> Identity:
     reason = failure_in(reply.content)
     if reason is not None:
         raise CodecError(reason)
     identity = identity_of(reply.content)
-    if identity.digest != digest:
+    if not wire.digest:
+        return identity
+    if identity.digest != wire.digest:
         raise CodecError("it was set up with another config")
+    if identity.frozen != wire.frozen:
+        raise CodecError(
+            "the frozen part of its network has other values; give it the same pretrained model"
+        )
     return identity
 
 
@@ -230,9 +278,21 @@ def _message(task: Task, n: int, wire: Wire, stored: _Stored | None) -> Message:
     content = put_frame(RecordDict(), frame)
     request = Request(run=wire.run, mechanism=wire.mechanism, permit=wire.permit)
     content[ABOUT] = about_record(request)
+    _with_settings(content, wire)
     if state is not None:
         put_frame(content, state_bytes(state), STATE)
-    return Message(content, n, TYPES[task.kind])
+    return Message(content, n, _type(TYPES[task.kind], wire))
+
+
+def _with_settings(content: RecordDict, wire: Asking) -> RecordDict:
+    if wire.settings:
+        content[SETTINGS] = settings_record(wire.settings)
+    return content
+
+
+def _type(kind: str, wire: Asking) -> str:
+    """The type of a message: by it, a ClientApp chooses the function that answers."""
+    return f"{kind}.{wire.action}" if wire.action else kind
 
 
 def _exchange(

@@ -5,7 +5,9 @@ A frame is sent as one Array of raw bytes, which Flower splits into chunks and n
 
     task     "fedp3" {frame}   "about" {run, mechanism, permit}  [and "state", in simulation]
     reply    "fedp3" {frame}   or "failure" {code}               [and "state", in simulation]
-    query    answered by "node" {client, examples, capacity, digest, device}
+    query    answered by "node" {client, clients, examples, capacity, digest, device, frozen, ...}
+
+Tasks and queries of the strategy also have "settings" {text}: the settings of the run as JSON.
 """
 
 import json
@@ -21,6 +23,7 @@ from safetensors.torch import save as save_tensors
 
 from fedp3.core.errors import CodecError
 from fedp3.core.types import ClientState
+from fedp3.data.sample_spec import SampleSpec
 from fedp3.devices.settings import DeviceRow
 from fedp3.node.context import Request
 from fedp3.node.permits import permit_text, read_permit
@@ -28,8 +31,11 @@ from fedp3.node.refusal import RefusalCode, meaning
 from fedp3.privacy.settings import Mechanism
 
 FRAME, STATE, ABOUT, FAILURE, NODE = "fedp3", "state", "about", "failure", "node"
+SETTINGS = "settings"
 DEVICE_ROW: TypeAdapter[DeviceRow] = TypeAdapter(DeviceRow)
+SAMPLE_SPEC: TypeAdapter[SampleSpec] = TypeAdapter(SampleSpec)
 REASON_LIMIT = 500  # characters of a node's text that are used
+TEXT_LIMIT = 1_000_000  # characters of settings, or of a description of samples, that are parsed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +47,10 @@ class Identity:
     capacity: float  # the share of a layer that it can hold; 1 means all of it
     digest: str  # of the config it was set up with
     device: DeviceRow | None = None  # what its device can do, if its owner says so
+    clients: int = 0  # how many clients its run has; 0 if it does not say
+    sample: SampleSpec | None = None  # shapes of its samples, where only nodes have data
+    simulated: bool = False  # whether it is played by a process of Flower's simulation
+    frozen: str = ""  # the hash of the frozen part of its network; empty if there is none
 
 
 # --------------------------------------------------------------------------- frames
@@ -118,6 +128,10 @@ def identity_record(identity: Identity) -> RecordDict:
             "capacity": float(identity.capacity),
             "digest": identity.digest,
             "device": "" if identity.device is None else json.dumps(asdict(identity.device)),
+            "clients": identity.clients,
+            "sample": "" if identity.sample is None else json.dumps(asdict(identity.sample)),
+            "simulated": identity.simulated,
+            "frozen": identity.frozen,
         }
     )
     return RecordDict({NODE: record})
@@ -137,9 +151,22 @@ def identity_of(content: RecordDict) -> Identity:
         raise CodecError("its capacity is not a share in (0, 1]")
     if not isinstance(digest, str) or not re.fullmatch("[0-9a-f]{64}", digest):
         raise CodecError("its config has no digest")
-    device = _device_of(keys.get("device", ""))
+    clients = keys.get("clients", 0)
+    if type(clients) is not int or not 0 <= clients < 1 << 31:
+        raise CodecError("its number of clients is not a count")
+    device, frozen = _device_of(keys.get("device", "")), keys.get("frozen", "")
+    if not isinstance(frozen, str) or not re.fullmatch("([0-9a-f]{64})?", frozen):
+        raise CodecError("the frozen part of its network has no hash")
     return Identity(
-        client=client, examples=examples, capacity=capacity, digest=digest, device=device
+        client=client,
+        examples=examples,
+        capacity=capacity,
+        digest=digest,
+        device=device,
+        frozen=frozen,
+        clients=clients,
+        sample=_sample_of(keys.get("sample", "")),
+        simulated=keys.get("simulated") is True,
     )
 
 
@@ -154,7 +181,31 @@ def _device_of(text: object) -> DeviceRow | None:
     return replace(row, name=clean(row.name))
 
 
+def _sample_of(text: object) -> SampleSpec | None:
+    """The description of samples in a node's answer; None if it has none."""
+    if text == "":
+        return None
+    try:
+        return SAMPLE_SPEC.validate_json(str(text)[:TEXT_LIMIT])
+    except ValueError:
+        raise CodecError("the description of its samples is not readable") from None
+
+
 # --------------------------------------------------------------------------- what comes with a task
+
+
+def settings_record(settings: str) -> ConfigRecord:
+    """The settings of a run, for nodes that get them from the strategy."""
+    return ConfigRecord({"text": settings})
+
+
+def settings_text(content: RecordDict) -> str:
+    """The inverse of `settings_record`; the text is not parsed yet."""
+    record = content.get(SETTINGS)
+    text = record.get("text") if isinstance(record, ConfigRecord) else None
+    if not isinstance(text, str) or len(text) > TEXT_LIMIT:
+        raise CodecError("the message has no settings; is its strategy fedp3.flower.FedP3?")
+    return text
 
 
 def about_record(request: Request) -> ConfigRecord:

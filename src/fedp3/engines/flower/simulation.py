@@ -30,6 +30,7 @@ from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.engines.flower.records import clean
 from fedp3.experiment.assemble import Experiment
 from fedp3.messages.codec import room_for
+from fedp3.models.frozen import frozen_sha256
 from fedp3.privacy.mechanism import mechanism_of
 
 POLL_SECONDS = 0.02
@@ -54,6 +55,7 @@ def simulation(
         deadline=experiment.config.run.deadline,
         rest=running.rest,
         room=room_for(experiment.start.extra),
+        frozen=frozen_sha256(experiment.client.net),
     )
     roster = Roster()
     try:

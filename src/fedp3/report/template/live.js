@@ -44,7 +44,8 @@ function show(numbers) {
   at("bar").value = run.round / run.rounds;
   say("round", run.round + " / " + run.rounds);
   say("seconds", time(run.seconds));
-  for (const kind of ["G", "D", "P"]) say(kind, run.percent ? percent(run[kind]) : fixed(run[kind], 3));
+  at("C").parentElement.hidden = run.C === null;
+  for (const kind of ["G", "D", "P", "C"]) say(kind, run.percent ? percent(run[kind]) : fixed(run[kind], 3));
   say("loss", fixed(run.loss, 3));
   say("mb", run.mb_up.toPrecision(3) * 1 + " / " + run.mb_down.toPrecision(3) * 1);
   for (const kind of ["epsilon", "client_epsilon"]) {

@@ -1,0 +1,1 @@
+"""Accuracy at equal bytes: methods with the same codes in both directions, on one fleet."""
