@@ -76,6 +76,16 @@ def pruned(make: MakeFleet, pairs: int) -> str:
     )
 
 
+def skipped(pairs: int) -> str:
+    """A round without half of the blocks against the round of the entire network."""
+    half, entire = fleets.vit(*fleets.SKIP_HALF), fleets.vit(*fleets.DENSE)
+    ratio = compare(ours(half), ours(entire), pairs)
+    return (
+        f"{shown(ratio)} of the round of all blocks; FLOPs predict "
+        f"{mflops(half) / mflops(entire):.3f}"
+    )
+
+
 def mflops(e: Experiment) -> float:
     """MFLOP per example, mean over the participants of the first round."""
     return statistics.fmean(e.costs[i].mflops_per_example for i in fleets.participants(e))
@@ -139,6 +149,8 @@ ROWS: Mapping[str, Row] = {
     "W5 ResNet18 x 0.25, half the units": lambda n: pruned(fleets.resnet, n),
     "W6 growth, tiny model, 10 % per round": growth,
     "W7 overhead besides training": overhead,
+    "W8 ViT with LoRA of rank 8, 2 of 10 clients": lambda n: against_one(fleets.lora, n),
+    "W9 ViT, half of six blocks skipped": skipped,
     **private.ROWS,
     **devices.ROWS,
     **codes.ROWS,

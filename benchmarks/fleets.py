@@ -10,6 +10,7 @@ from fedp3.models.zoo import ModelSettings, ModelSpec, build
 from fedp3.planning.participation import eligible_clients, sample_clients
 
 DENSE = ("plan.layers=full", "prune.keep=1.0", "aggregate.rule=simple")
+SKIP_HALF = ("plan.layers=blocks-3", "plan.others=skip", "prune.keep=1.0", "aggregate.rule=simple")
 HALF = ("plan.layers=opu2", "plan.others=freeze", "prune.selector=neuron")
 
 
@@ -70,3 +71,17 @@ def resnet(*overrides: str) -> Experiment:
     net = build(ModelSpec((3, 32, 32), 10, model), 0)
     settings = ("run.clients_per_round=2", "local.steps=2")
     return fleet(net, (3, 32, 32), 18, 96, *settings, *overrides)
+
+
+def lora(*overrides: str) -> Experiment:
+    """W8: a ViT of four blocks with adapters of rank 8, ten clients x 96 samples, two per round."""
+    net = build(ModelSpec((3, 32, 32), 10, ModelSettings(name="vit")), 0)
+    settings = ("adapter.kind=lora", "run.clients_per_round=2", "local.steps=5", "local.batch=16")
+    return fleet(net, (3, 32, 32), 10, 96, *settings, *overrides)
+
+
+def vit(*overrides: str) -> Experiment:
+    """W9: a ViT of six blocks, 128 wide, on 3x32x32, two clients per round."""
+    net = build(ModelSpec((3, 32, 32), 10, ModelSettings(name="vit", blocks=6)), 0)
+    settings = ("run.clients_per_round=2", "local.steps=2", "local.batch=32")
+    return fleet(net, (3, 32, 32), 12, 96, *settings, *overrides)

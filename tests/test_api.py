@@ -538,7 +538,7 @@ def test_the_history_has_one_row_per_round(finished):
     assert len(history) == 4 and history.column("round") == [1, 2, 3, 4]
     assert [row["G"] is not None for row in history] == [False, True, False, True]
     assert set(history[0]) == {
-        "round", "G", "D", "P", "loss", "bytes_up", "bytes_down", "seconds", "epsilon", "void",
+        "round", "G", "D", "P", "C", "loss", "bytes_up", "bytes_down", "seconds", "epsilon", "void",
         "client_epsilon", "accepted", "late", "rejected", "virtual_seconds", "joules",
     }  # fmt: skip
     assert history.column("virtual_seconds") == history.column("joules") == [None] * 4

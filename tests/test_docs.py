@@ -5,21 +5,29 @@ import json
 import re
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
+import pytest
 import torch
 from torch import nn
 
 import fedp3
+from fedp3.cli import main
 from fedp3.client.objectives import OBJECTIVES, SHIPPED
 from fedp3.core.types import RejectionCode
+from test_package import PACKAGES
 
 DOCS = Path(__file__).parents[1] / "docs"
 ROOT = DOCS.parent
+sys.path.insert(0, str(DOCS / "img"))
+
+import draw  # noqa: E402  # docs/img/draw.py
 
 
 def test_the_tutorial_runs_and_is_short(tmp_path):
-    code = re.search(r"```python\n(.*?)```", (DOCS / "tutorial.md").read_text(), re.S)[1]
+    page = (DOCS / "tutorials" / "own-net.md").read_text()
+    code = re.search(r"```python\n(.*?)```", page, re.S)[1]
     assert len(code.splitlines()) < 40
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True
@@ -29,6 +37,37 @@ def test_the_tutorial_runs_and_is_short(tmp_path):
     score = float(re.search(r"'G': '([\d.]+) %'", done.stdout)[1])
     assert score > 80, done.stdout
     assert (tmp_path / "runs/tutorial/report.html").stat().st_size > 10_000
+
+
+@pytest.mark.parametrize("page", ["uneven-devices", "private"])
+def test_the_commands_of_a_tutorial_run(page, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    text = (DOCS / "tutorials" / f"{page}.md").read_text()
+    lines = "".join(re.findall(r"```sh\n(.*?)```", text, re.S)).splitlines()
+    commands = []
+    variables = {}
+    for line in lines:
+        name, is_variable, value = line.partition("=")
+        if is_variable and name.isupper():
+            variables[f"${name}"] = value.strip('"').split()
+        else:
+            words = line.partition("#")[0].split()
+            commands.append([part for word in words for part in variables.get(word, [word])])
+    assert len(commands) >= 4
+    smaller = {
+        "run": [
+            "model.width=0.1",
+            "run.rounds=1",
+            "partition.clients=4",
+            "run.clients_per_round=2",
+        ],
+        "audit": ["--only", "accountant"],
+    }
+    for program, *words in commands:
+        assert program == "fedp3"
+        with pytest.raises(SystemExit) as ended:
+            main([*words, *smaller.get(words[0], [])])
+        assert not ended.value.code, words
 
 
 def test_the_parts_of_your_own_on_the_how_to_page_run(tmp_path):
@@ -76,8 +115,26 @@ def test_the_objectives_page_runs_and_lists_every_objective():
     assert rows == {name for name, o in OBJECTIVES.items() if o in SHIPPED}
 
 
-def test_the_command_on_the_objectives_page_trains_on_a_play(tmp_path):
-    page = (DOCS / "how-to" / "objectives.md").read_text()
+def test_the_page_on_data_of_your_own_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(fedp3, "run", partial(fedp3.run, run={"rounds": 1}))  # to be quick
+    page = (DOCS / "how-to" / "own-data.md").read_text()
+    assert len(page.split()) <= 450
+    names: dict[str, object] = {}
+    seen = []
+    for block in re.findall(r"```python\n(.*?)```", page, re.S):
+        exec(block, names)
+        seen.append(names.get("result"))
+    texts, loader, clients, central, lazy = seen[1:]
+    assert texts.class_names == ("ash", "birch", "cedar")
+    assert loader.experiment.config.local.batch == 16
+    assert [row["name"] for row in clients.per_client] == ["anna", "bob"]
+    assert 0 <= central.scores["C"] <= 1 and "C" not in lazy.scores
+    assert lazy.experiment.client.data.rows is not None
+
+
+def test_the_command_of_the_transformer_tutorial_trains_on_a_play(tmp_path):
+    page = (DOCS / "tutorials" / "transformer.md").read_text()
     command = re.search(r"^fedp3 (run my.toml data.name=text .*)$", page, re.M)[1]
     (tmp_path / "my.toml").write_text("")
     (tmp_path / "play.txt").write_text((ROOT / "tests" / "play.txt").read_text())
@@ -113,7 +170,7 @@ def test_every_key_of_a_run_folder_is_on_its_page(tmp_path):
     for name, keys in {"events.jsonl": event, "result.json": result, "run.json": about}.items():
         absent = [key for key in keys if f"`{key}`" not in sections[name]]
         assert not absent, f"{name}: {absent}"
-    assert all(f"| `{code}` |" in sections["events.jsonl"] for code in RejectionCode)
+    assert all(f"- `{code}`:" in sections["events.jsonl"] for code in RejectionCode)
 
 
 def test_links_between_documents_lead_somewhere():
@@ -149,11 +206,15 @@ def test_functions_named_in_the_walk_of_a_round_exist():
                 owner = getattr(owner, part)
 
 
-def test_every_package_is_described_on_the_architecture_page():
-    page = (DOCS / "architecture.md").read_text()
-    for path in sorted((ROOT / "src" / "fedp3").iterdir()):
-        if (path / "__init__.py").exists():
-            assert f"**{path.name}**" in page, path.name
+def test_the_picture_of_the_architecture_has_every_package_in_order():
+    assert [name for name, _, _ in draw.PACKAGES] == PACKAGES
+
+
+def test_the_pictures_are_those_that_the_program_draws():
+    for name, picture in draw.PICTURES.items():
+        assert (DOCS / "img" / name).read_text(encoding="utf-8") == picture(), (
+            f"docs/img/{name} is not up to date: python docs/img/draw.py"
+        )
 
 
 def test_paper_lines_cited_in_the_code_are_in_the_paper_map():
@@ -166,7 +227,7 @@ def test_paper_lines_cited_in_the_code_are_in_the_paper_map():
 def test_tests_named_on_the_page_of_faults_exist():
     page = (DOCS / "faults.md").read_text()
     named = re.findall(r"`(tests/[\w/]+\.py)::(test_\w+)`", page)
-    assert len(named) == page.count("::") > 100
+    assert len(named) == page.count("::") > 50
     for path, name in named:
         assert (ROOT / path).is_file(), f"faults.md names {path}"
         assert f"\ndef {name}(" in (ROOT / path).read_text(), f"faults.md names {path}::{name}"

@@ -28,6 +28,7 @@ from fedp3 import config
 from fedp3.config import Config
 from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import assemble
+from fedp3.models.frozen import frozen_sha256
 from fedp3.runs import session
 
 GOLDEN = Path(__file__).with_name("golden.json")
@@ -53,6 +54,7 @@ CLIENT_LEVEL = (
     "client_privacy.clip=0.3",
 )  # fmt: skip
 PHONES = ("devices.fleet={'Nexus S' = 0.5, 'Pixel 3' = 0.5}", "devices.round_seconds=0.03")
+ONE_CODE = ("upload.compress=int8", "download.compress=none")
 PLAY = Path(__file__).with_name("play.txt")
 TEXT = (
     "data.name=text", f"data.path={PLAY}", "data.length=16", "partition.kind=roles",
@@ -68,6 +70,7 @@ WORDS = (
     "model.name=hf",
 )  # fmt: skip
 SKIP = ("plan.layers=blocks-1-2", "plan.others=skip", "plan.redraw=true")
+LORA = (*TEXT, "adapter.rank=4", "local.lr=0.1")
 MIXED = "prune.keep=[0.9, 0.7, 0.5]"
 TERNARY = ("upload.compress=ternary", "download.compress=ternary")
 FOUR_WIDTHS = "prune.keep=[1.0, 0.5, 0.25, 0.125]"
@@ -110,6 +113,12 @@ CASES: dict[str, Sequence[str]] = {
     "fedlama": ("method=fedlama", "aggregate.interval=2", "run.rounds=6"),
     "cocofl": ("method=cocofl",),
     "fiarse-threshold": ("method=fiarse-threshold",),
+    "fedit": ("method=fedit", *LORA),
+    "ffa-lora": ("method=ffa-lora", *LORA),
+    "hetlora": ("method=hetlora", *LORA),
+    "flexlora": ("method=flexlora", *LORA),
+    "flora": ("method=flora", *LORA),
+    "fedra": ("method=fedra", *LORA, "plan.layers=blocks-1"),
     # selectors
     "selector-random": (MIXED, "prune.selector=random"),
     "selector-neuron": (MIXED, "prune.selector=neuron"),
@@ -231,6 +240,8 @@ CASES: dict[str, Sequence[str]] = {
         *(*TEXT, "local.optimizer=adamw", "local.optimizer_state=client", "local.warmup=2"),
         *("local.step_schedule=cosine", "local.weight_decay=0.01"),
     ),
+    # a test set of no client, scored as C
+    "central": (*TEXT, f"data.test_path={PLAY}", "model.blocks=1"),
     "language-modelling-units": (*TEXT, MIXED, "prune.selector=ordered", "method=fedp3-opu2"),
     "gpt-heads": (*TEXT, MIXED, "prune.selector=rolling", "prune.heads=true"),
     "gpt-skipped": (*TEXT, *SKIP),
@@ -245,6 +256,12 @@ CASES: dict[str, Sequence[str]] = {
     ),
     "hf-llama-skipped": (*WORDS, "model.path={folders}/llama", *SKIP),
     "hf-vit": ("model.name=hf", "model.path={folders}/vit", "plan.layers=opu2"),
+    "frozen-embedding": (*TEXT, "model.frozen=['embedding']"),
+    "lora-windows-of-ranks": (
+        *("method=hetlora", *LORA, "adapter.rule=freeze_a", "aggregate.rule=simple"),
+        *("prune.selector=rolling", "plan.upload=retained", *TERNARY),
+    ),
+    "lora-hf-bert": (*SEQUENCES, "method=flexlora", "adapter.rank=4"),
     "vit": ("model.name=vit", "model.width=0.125", "model.blocks=2", "plan.layers=opu2"),
     # local differential privacy
     "ldp": LDP,
@@ -266,38 +283,56 @@ CASES: dict[str, Sequence[str]] = {
         *(*LDP, *WORDS, "model.path={folders}/gpt2", "plan.layers=full", "privacy.delta=1e-3"),
         "privacy.epsilon=30",
     ),
+    "ldp-lora": (*LDP, "method=ffa-lora", *LORA, "privacy.delta=1e-3", "privacy.epsilon=30"),
     "ldp-without-noise": (*LDP[:2], "privacy.epsilon=inf"),
     # client-level differential privacy
     "client-level": (*CLIENT_LEVEL, MIXED, "upload.compress=int8"),
     "client-level-adam": (*CLIENT_LEVEL, "aggregate.server=adam", "aggregate.server_lr=0.01"),
     # devices and virtual time
-    "devices": PHONES,
+    "devices": (*PHONES, *ONE_CODE),
+    "devices-codes": (*PHONES, "devices.round_seconds=0.015"),
     "devices-daily-deadline": (
         *("method=fedavg", "devices.planner=manual", "devices.round_end=deadline", *PHONES),
         "devices.availability=daily",
     ),
-    "devices-over-selection": (*PHONES, "devices.round_end=first", "run.clients_per_round=2"),
-    "devices-buffered": (*PHONES, "devices.round_end=buffered", "run.rounds=6"),
+    "devices-over-selection": (
+        *PHONES,
+        *ONE_CODE,
+        "devices.round_end=first",
+        "run.clients_per_round=2",
+    ),
+    "devices-buffered": (*PHONES, *ONE_CODE, "devices.round_end=buffered", "run.rounds=6"),
     "devices-sub-models": (*PHONES, "method=fedrolex"),
     "devices-paced": (*PHONES, "method=fedp3-paced", "plan.period=2", "plan.share=0.3"),
 }
 SEVERAL_WORKERS = (
-    *("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp", "client-level"),
-    *("devices-buffered", "codes-entropy", "fedp3-paced", "language-modelling", "hf-bert-heads"),
+    *("fedp3", "rule-attention", "fedavg-topk", "cnn", "ldp", "client-level", "devices-buffered"),
+    *("codes-entropy", "fedp3-paced", "language-modelling", "hf-bert-heads", "central"),
+    *("hetlora", "flexlora", "flora", "lora-hf-bert"),
 )
 RESUMED = (
     *("fedp3-opu2", "rule-attention", "fedadam", "scaffold", "fedavg-topk", "fedper", "ldp"),
-    *("client-level-adam", "devices-buffered", "devices-daily-deadline", "fedpart", "fedluar"),
+    *(
+        "client-level-adam",
+        "devices-buffered",
+        "devices-codes",
+        "devices-daily-deadline",
+        "fedpart",
+        "fedluar",
+    ),
     *("recycled-in-turn", "ldp-schedule", "devices-paced", "fedlama", "codes-paced"),
     *("codes-ternary", "codes-entropy", "codes-largest-weights", "codes-windows"),
     *("language-modelling", "adam-kept", "averaged", "hf-bert-heads", "hf-llama-skipped"),
+    *("central", "ffa-lora", "flexlora", "flora", "fedra", "lora-windows-of-ranks"),
 )
 ON_FLOWER = (
     *("fedp3-opu2", "selector-neuron", "fedavg-int8", "fiarse", "fedper", "scaffold"),
-    *("client-level", "devices", "devices-buffered", "fedp3-paced", "fedluar", "fiarse-threshold"),
+    *("client-level", "devices", "devices-buffered", "devices-codes", "fedp3-paced", "fedluar"),
     *("codes-ternary", "codes-random", "codes-entropy", "codes-windows", "codes-largest-weights"),
     *("codes-topk", "codes-batch-norm", "codes-paced", "weak-clients", "fedlama"),
-    *("language-modelling", "hf-bert-heads", "hf-llama-skipped", "hf-gpt2-units"),
+    *("language-modelling", "hf-bert-heads", "hf-llama-skipped", "hf-gpt2-units", "central"),
+    *("fedit", "ffa-lora", "hetlora", "flexlora", "flora", "fedra", "lora-windows-of-ranks"),
+    *("fiarse-threshold"),
 )
 
 
@@ -328,6 +363,8 @@ def outcome(result: dict[str, Any]) -> dict[str, Any]:
     megabytes = {"mb_up": result["mb_up"], "mb_down": result["mb_down"]}
     more = ("client_epsilon", "virtual_seconds")
     of_some = {k: result[k] for k in more if result[k] is not None}
+    if result["score_central"] is not None:
+        of_some["C"] = result["score_central"]
     return {
         "model_sha256": result["model_sha256"],
         **scores,
@@ -420,6 +457,7 @@ def test_flower_messages_in_place_end_at_the_pinned_bits(case: str) -> None:
         run="0" * 32,
         rest=lambda: None,
         room=room_for(experiment.start.extra),
+        frozen=frozen_sha256(experiment.client.net),
     )
     app = client_app(configured(experiment.config), state_in_message=True)
     with in_a_run():

@@ -27,10 +27,10 @@ PACKAGES = [
         "report",
         "deploy",
     ),
-    *("api", "cli"),
+    *("flower", "api", "cli"),
 ]
 # Files at the top of the package; everything else is in one of its packages.
-TOP = {"__init__.py", "__main__.py", "api.py", "py.typed"}
+TOP = {"__init__.py", "__main__.py", "api.py", "flower.py", "py.typed"}
 FLOWER = ("engines.flower", "deploy")  # the only places that import Flower
 HEAVY = (
     "flwr",
@@ -114,7 +114,7 @@ def test_only_packages_and_the_api_are_at_the_top() -> None:
     contents = {path.name for path in ROOT.iterdir() if path.name != "__pycache__"}
     folders = {name for name in contents if (ROOT / name).is_dir()}
     assert contents - folders == TOP
-    assert folders == set(PACKAGES) - {"api"}
+    assert folders == set(PACKAGES) - {"api", "flower"}
     assert not [name for name in folders if not (ROOT / name / "__init__.py").exists()]
 
 

@@ -1,8 +1,9 @@
-"""Reference pages that come from the code: the public names, the commands and the keys of a config.
+"""Text that comes from the code: public names, commands, keys of a config, settings of methods.
 
 While the site is built, each line `<!-- generated: NAME -->` on a page is replaced by the text that
-`TEXTS[NAME]` returns.  On any other viewer of Markdown the line is a comment, and the page still
-reads well.  Three functions know the code: `public_names`, `root_command` and `config_sections`.
+`TEXTS[NAME]` returns, and the card of a method gets a table of its settings.  On any other viewer
+of Markdown the line is a comment, and the page still reads well.  Four functions know the code:
+`public_names`, `root_command`, `config_sections` and `method_settings`.
 """
 
 import inspect
@@ -71,6 +72,18 @@ def config_sections() -> list[Section]:
     return sections
 
 
+def method_settings(method: str) -> list[tuple[str, object, object]]:
+    """What a method sets: the key, its value, and the default that it replaces."""
+    from fedp3.config import schema
+    from fedp3.methods import METHODS
+
+    rows = []
+    for section, settings in METHODS[method].settings.items():
+        defaults = {key.name: key.default for key in schema.describe_keys(section)}
+        rows += [(f"{section}.{key}", value, defaults[key]) for key, value in settings.items()]
+    return rows
+
+
 # --------------------------------------------------------------------------- text
 
 
@@ -119,6 +132,20 @@ def config_text() -> str:
         ]
         parts.append(table(("key", "default", "meaning"), rows))
     return "\n\n".join(parts)
+
+
+# --------------------------------------------------------------------------- methods
+
+
+def settings_text(method: str) -> str:
+    """What a method sets, as a table."""
+    rows = [
+        (f"`{key}`", f"`{toml(value)}`", "the same" if value == default else f"`{toml(default)}`")
+        for key, value, default in method_settings(method)
+    ]
+    if not rows:
+        return f'`method = "{method}"` sets nothing: its settings are the defaults.'
+    return f'`method = "{method}"` sets:\n\n{table(("key", "to", "default"), rows)}'
 
 
 # --------------------------------------------------------------------------- command line
@@ -251,6 +278,15 @@ def fill(app: Sphinx, docname: str, source: list[str]) -> None:
     source[0] = re.sub(r"<!-- generated: (\w+) -->", lambda marker: TEXTS[marker[1]](), source[0])
 
 
+def add_settings(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Add its settings to the card of a method, methods/NAME, unless it lists them itself."""
+    from fedp3.methods import METHODS
+
+    folder, _, name = docname.rpartition("/")
+    if folder == "methods" and name in METHODS and "## Settings" not in source[0]:
+        source[0] += f"\n\n{settings_text(name)}\n"
+
+
 def attach_outside_pages(app: Sphinx, docname: str, source: list[str]) -> None:
     """Turn links to Markdown files outside docs, such as paper/pages, into links to the file."""
     root = Path(app.srcdir).resolve()
@@ -276,6 +312,7 @@ def setup(app: Sphinx) -> dict[str, bool]:
     """Called by Sphinx."""
     app.connect("builder-inited", write_api_pages)
     app.connect("source-read", fill)
+    app.connect("source-read", add_settings)
     app.connect("source-read", attach_outside_pages)
     app.connect("autodoc-process-docstring", protect_first_line, priority=400)  # napoleon has 500
     return {"parallel_read_safe": True, "parallel_write_safe": True}

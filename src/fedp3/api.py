@@ -365,10 +365,10 @@ def _check_arguments(model: object, on_round: object, settings: Mapping[str, Any
                 f"{section}={{'name': {name!r}}} names a {what}, and fedp3.run is passed one; to "
                 "use a name, write a config and call fedp3 run, or pass fedp3.load_dataset(...)"
             )
-    part = settings.get("data", {})
-    if isinstance(part, Mapping) and part.get("test", POOLED) not in (POOLED, OWN):
+    part = _section_of(settings, "data").get("test", POOLED)
+    if part not in (POOLED, OWN):
         raise InputError(
-            f"data={{'test': {part['test']!r}}} is for data sets with a name; pass "
+            f"data={{'test': {part!r}}} is for data sets with a name; pass "
             "fedp3.load_dataset(..., test='official'), or a test set of your own as test="
         )
 
@@ -384,9 +384,18 @@ def _with_own(
         own["local"] = {"objective": objective if isinstance(objective, str) else OWN}
     if gathered.parts is not None:
         own["partition"] = {"kind": OWN, "clients": len(gathered.parts)}
-    if gathered.batch is not None and "batch" not in settings.get("local", {}):
-        own.setdefault("local", {})["batch"] = gathered.batch
-    return {**settings, **{s: {**settings.get(s, {}), **keys} for s, keys in own.items()}}
+    if gathered.batch is not None:  # what the settings name comes first
+        batch = {"batch": gathered.batch, **_section_of(settings, "local")}["batch"]
+        own.setdefault("local", {})["batch"] = batch
+    merged = {s: {**_section_of(settings, s), **keys} for s, keys in own.items()}
+    return {**settings, **merged}
+
+
+def _section_of(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+    section = settings.get(name, {})
+    if not isinstance(section, Mapping):
+        raise InputError(f"{name}={section!r:.40}: want a dict of settings, as in {name}={{...}}")
+    return section
 
 
 def _with_fitting_defaults(

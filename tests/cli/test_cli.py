@@ -86,8 +86,10 @@ def test_init_plan_run_report_from_nothing(fedp3, tmp_path):
         and "what one round requires of each client" in out
         and "next: fedp3 run my.toml" in out
     )
+    standing = ("reads the samples themselves", "how many samples of each label", "no formal")
+    assert all(out.count(sentence) == 1 for sentence in standing)  # once per plan, and nowhere else
     code, out, err = fedp3("run", "my.toml", *TINY, "--out", "runs/a")
-    assert code == 0
+    assert code == 0 and not any(sentence in out + err for sentence in standing)
     assert "round 2/2" in err
     assert out.strip().splitlines()[-1] == "open runs/a/report.html"
     assert (tmp_path / "runs/a/report.html").exists()
@@ -481,6 +483,15 @@ def test_methods_lists_a_line_each(fedp3):
     code, out, _ = fedp3("methods")
     assert code == 0 and out.splitlines()[0].startswith("fedp3")
     assert set(last(fedp3("methods", "--json")[1])) >= {"fedp3", "fedavg"}
+
+
+def test_methods_lists_what_one_of_them_sets(fedp3):
+    code, out, _ = fedp3("methods", "heterofl")
+    assert code == 0 and '  prune.selector = "ordered"' in out.splitlines()
+    assert last(fedp3("methods", "fedavg", "--json")[1])["sets"]["plan"] == {"layers": "full"}
+    assert "sets nothing" in fedp3("methods", "fedp3")[1]
+    code, _, err = fedp3("methods", "heterofi")
+    assert code == 2 and "did you mean 'heterofl'" in err
 
 
 def test_a_missing_score_is_a_dash():

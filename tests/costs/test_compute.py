@@ -2,7 +2,7 @@
 
 import math
 import platform
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import chain, combinations
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from fedp3.client.batching import LocalSettings
 from fedp3.client.objectives import OBJECTIVES
 from fedp3.client.sgd import prepare
 from fedp3.core.errors import InputError
@@ -37,6 +38,8 @@ from fedp3.models.layer_map import layer_map
 from fedp3.models.zoo import ModelSettings, ModelSpec, build, channels_last
 from fedp3.planning.client_plans import PlanSettings, client_plans
 from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS, PruneSettings
+from fedp3.privacy.mechanism import private_gradient
+from fedp3.privacy.settings import Mechanism
 from worlds import world
 
 from .networks import rounded, spec_of
@@ -371,10 +374,14 @@ def allocated(net: nn.Module, shape: tuple[int, ...], batch: int, trained: Seque
         x, y = torch.zeros(batch, *shape), torch.zeros(batch, dtype=torch.int64)
         return torch.autograd.grad(F.cross_entropy(net(x), y), weights)
 
+    return most_allocated(step)
+
+
+def most_allocated(step: Callable[[], Any]) -> int:
     step()  # what is made once, like packed weights, is not a step's
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
-        grads = step()
-    del grads
+        result = step()
+    del result
     events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]
     current = peak = 0
     for e in sorted(events, key=lambda e: e.start_ns()):
@@ -413,6 +420,33 @@ def test_memory_is_what_a_real_step_allocates(
     estimate = peak_bytes(measure(net, shape), plan, layers, PruneSettings(), 16, slots=0)
     tolerance = 0.05 if platform.machine() == "x86_64" else 0.2
     assert estimate == pytest.approx(real, rel=tolerance)
+
+
+@pytest.mark.parametrize("name", ["mlp", "cnn", "transformer"])
+@pytest.mark.parametrize("frozen", [0.0, 0.5])
+@pytest.mark.parametrize("ghost", [True, False])
+def test_memory_under_ldp_is_what_a_real_private_step_allocates(
+    name: str, frozen: float, ghost: bool
+) -> None:
+    """With ghost clipping where the network allows it, else with every record's gradient."""
+    net, shape = REAL[name]
+    layers, mechanism = layer_map(net), Mechanism(ghost=ghost)
+    order = list(layers.layers)
+    plan = trains(layers, order[int(frozen * len(order)) :])
+    trained = prepare(net, plan, layers)
+    W = {n: w for n, w in net.named_parameters() if n in trained}
+
+    def step() -> None:
+        x, y = torch.zeros(16, *shape), torch.zeros(16, dtype=torch.int64)
+        private_gradient(mechanism, LocalSettings(batch=16), 160, 0, 0, 0)(net, x, y, W, {})
+
+    stored = 4 * sum(math.prod(s) for s in layers.shapes.values())
+    compute = measure(net, shape)
+    estimate = peak_bytes(compute, plan, layers, PruneSettings(), 16, slots=0, private=mechanism)
+    tolerance = 0.05 if platform.machine() == "x86_64" else 0.2
+    assert estimate == pytest.approx(stored + most_allocated(step), rel=tolerance)
+    plain = peak_bytes(compute, plan, layers, PruneSettings(), 16, slots=0)
+    assert ghost or estimate > plain + 15 * 4 * sum(w.numel() for w in W.values())
 
 
 @pytest.mark.parametrize("trained", [["ffc"], ["conv1", "fc2"], None])

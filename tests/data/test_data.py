@@ -18,9 +18,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import IterableDataset, TensorDataset
 
+from fedp3 import config
 from fedp3.core.errors import DataError, InputError
 from fedp3.data import SOURCES, Dataset, batch, find, from_tensors, from_torch, inventory, load
 from fedp3.data.formats import File, cifar, idx, letters
+from fedp3.experiment.assemble import assemble
 
 IMAGES, LABELS, TEST_IMAGES, TEST_LABELS = (file.name for file in SOURCES["mnist"].files)
 
@@ -154,6 +156,27 @@ def test_train_and_test_parts_are_pooled_in_this_order(tmp_path, monkeypatch):
     assert np.array_equal(pool.x[:, 0], np.concatenate([x, x_test]))
     assert np.array_equal(pool.y, np.concatenate([y, y_test]))
     assert (pool.x.dtype, pool.y.dtype, pool.classes) == (torch.uint8, torch.int64, 10)
+
+
+def test_an_official_test_part_is_kept_from_the_clients(tmp_path, monkeypatch):
+    shrink(monkeypatch, "mnist", 70, 30)
+    _, y, x_test, y_test = random_mnist(tmp_path / "MNIST/raw", 70, 30)
+    data = load("mnist", tmp_path, pad_to=32, test="official")
+    assert data.x.shape[2:] == data.test.x.shape[2:] == (32, 32)
+    assert np.array_equal(data.y, y) and np.array_equal(data.test.y, y_test)
+    assert np.array_equal(data.test.x[:, 0, 2:30, 2:30], x_test)
+    small = ["model.width=0.02", "partition.clients=3", "run.clients_per_round=2"]
+    for test, samples, central in (("official", 70, True), ("pooled", 100, False)):
+        settings = config.parse({}, ["data.name=mnist", f"data.test={test}", *small])
+        experiment = assemble(settings, tmp_path)
+        held = [torch.cat([s.train, s.test]) for s in experiment.shards.values()]
+        assert sorted(torch.cat(held).tolist()) == list(range(samples))
+        assert len(experiment.client.data.y) == samples and experiment.client.data.test is None
+        assert (experiment.server.central is not None) == central
+    with pytest.raises(DataError, match="'digits' has no test part of its own"):
+        load("digits", test="official")
+    with pytest.raises(InputError, match="did you mean 'official'"):
+        load("mnist", tmp_path, test="offical")
 
 
 def sparse(path, head, size, tail=b""):

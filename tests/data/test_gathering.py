@@ -87,6 +87,8 @@ def test_the_data_of_each_client_by_number_or_by_name(tmp_path: Any) -> None:
     assert [row["name"] for row in named.per_client] == ["anna", "bob"]
     assert "name" not in numbered.per_client[0]
     about = json.loads((tmp_path / "run" / "run.json").read_text())
+    page = named.report(tmp_path / "page.html").read_text()
+    assert "0 anna" in page and "1 bob" in page
     assert about["client_names"] == ["anna", "bob"] and about["class_names"] == list(NAMES)
 
 

@@ -144,12 +144,16 @@ def test_ldp_needs_identifiers_of_rows() -> None:
 
 
 def test_a_label_that_changes_between_two_reads_is_refused() -> None:
-    source = Noisy()
+    class Shifting(Noisy):
+        shift = 0
+
+        def __getitem__(self, i: int) -> tuple[Tensor, int]:
+            return X[i], int(Y[i] + self.shift) % 3
+
+    source = Shifting()
     data = from_torch(source, lazy=True)
-    source.__getitem__ = None  # type: ignore[method-assign, assignment]
-    Changed = type("Changed", (Noisy,), {"__getitem__": lambda self, i: (X[i], int(Y[i] + 1) % 3)})
-    changed = Changed()
-    object.__setattr__(data.rows, "source", changed)
+    records(data, torch.arange(2))
+    source.shift = 1
     with pytest.raises(DataError, match="the label of sample 0 is 1, and it was 0 before"):
         records(data, torch.arange(2))
 

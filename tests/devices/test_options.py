@@ -1,5 +1,6 @@
 """The options of a device are those of a search over every window, share, split and step count."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from typing import Any
@@ -25,6 +26,7 @@ from fedp3.devices.options import (
     make_menu,
     options_of,
     smallest_change,
+    transfer_and_work,
     window_plans,
 )
 from fedp3.devices.table import DEVICES, Device
@@ -46,11 +48,13 @@ def device(**numbers: float) -> Device:
     return Device(name="test", kind="own", source="a test", **(usual | numbers))  # type: ignore[arg-type]
 
 
-def menu_of(kind: str = "mlp", samples: int = 4, **changes: Any) -> tuple[Menu, ClientContext]:
+def menu_of(
+    kind: str = "mlp", samples: int = 4, codes: Sequence[str] = (), **changes: Any
+) -> tuple[Menu, ClientContext]:
     here = world(kind, steps=4, batch=4, **changes)
     context = here.context
     profile = measure(context.net, tuple(context.data.x.shape[1:]))
-    return make_menu(context, profile, FREEZE, samples, {}), context
+    return make_menu(context, profile, FREEZE, samples, {}, codes=codes), context
 
 
 def positions(window: Window) -> frozenset[int]:
@@ -111,6 +115,42 @@ def test_options_are_those_of_an_exhaustive_search(
 
 
 MENUS = {kind: menu_of(kind) for kind in ("mlp", "cnn", "groupnorm")}
+
+
+@given(memory=st.floats(1e3, 4e4), seconds=st.floats(0.01, 2.0), link=st.floats(1e-4, 1e-1))
+@settings(max_examples=40, deadline=None)
+def test_an_upload_has_the_most_bits_that_cost_no_step(
+    memory: float, seconds: float, link: float
+) -> None:
+    """Compared with every code and number of steps; a coarser code only ever adds options."""
+    menu, context = CODED
+    phone, limits = device(gflops=1e-4, mbps_up=link), Limits(memory, seconds)
+    spec = context.spec
+    options = options_of(menu, phone, limits)
+    for option in options:
+        fits = []
+        for code, steps in product(("", *CODES), range(1, menu.steps + 1)):
+            plan = replace(option.plan, client=0, code=code, steps=steps)
+            bytes_of = traffic(plan, spec.layers, spec.pruning, spec.compression, spec.download)
+            gflop = round_gflop(menu.profile, plan, context, menu.rows)
+            if sum(transfer_and_work(phone, bytes_of.copy, bytes_of.up, gflop)) <= seconds:
+                fits.append((steps, bytes_of.up, code))
+        steps, _, code = max(fits)
+        assert (option.steps or menu.steps, option.code) == (steps, code)
+    uncoded, _ = MENUS["mlp"]
+    before = found(uncoded, options_of(uncoded, phone, limits))
+    now = found(menu, options)
+    assert all(any(a <= c and b <= d for c, d in now) for a, b in before)
+
+
+CODES = ("int8", "ternary")
+CODED = menu_of("mlp", codes=CODES)
+
+
+def test_without_a_time_limit_uploads_have_the_bits_of_the_run() -> None:
+    menu, _ = CODED
+    (option,) = options_of(menu, PHONE, Limits(1e12, float("inf")))
+    assert (option.code, option.plan.code) == ("", "")
 
 
 def test_without_limits_the_one_option_is_to_train_everything() -> None:

@@ -1,6 +1,7 @@
 """A SuperLink and SuperNodes as real processes: same bits, bytes sent, and faults within bounds."""
 
 import contextlib
+import importlib
 import json
 import os
 import re
@@ -13,12 +14,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 pytest.importorskip("flwr")
 
 from fedp3 import config
 from fedp3.core import files
 from fedp3.core.errors import InputError
+from fedp3.core.hashing import model_sha256
 from fedp3.deploy.certificates import make_certificates, make_node_key
 from fedp3.deploy.cluster import Place, cluster, flwr, free_port, start, start_node, stop
 from fedp3.deploy.flower_app import write_app
@@ -26,6 +29,7 @@ from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import assemble
 from fedp3.runs import run_folder
 from fedp3.runs.session import run_rounds
+from flower.conversion import trained_without_flower, write_converted
 
 HERE = Path(__file__).parent
 SECONDS = 1800  # for what takes one or two minutes on an idle machine
@@ -117,6 +121,34 @@ def test_three_nodes_and_two_rounds_give_the_bits_of_a_run_in_process(running, h
 
 
 @pytest.mark.deploy
+def test_a_converted_stock_app_gives_the_bits_of_a_run_without_flower(running, tmp_path):
+    """Its network starts from random weights, so that evaluate_fn stores them."""
+    folder = tmp_path / "app"
+    write_converted(folder)
+    server = folder / "quickstart" / "server_app.py"
+    torch_save = '    if server_round == 0:\n        torch.save(model.state_dict(), "{}")\n'
+    body = server.read_text().replace(
+        "    loss, accuracy = test(",
+        torch_save.format(tmp_path / "0.pt") + "    loss, accuracy = test(",
+    )
+    server.write_text(body)
+    final = {"save-to": str(tmp_path / "final.pt")}
+    run = ended(running, started(running, folder, **final))
+    assert run["status"] == "finished:completed", flwr(
+        running.place, "log", run["run-id"], "up", "--show"
+    )
+    sys.path.insert(0, str(folder))
+    try:
+        task = importlib.import_module("quickstart.task")
+        initial, trained = (torch.load(tmp_path / f"{name}.pt") for name in ("0", "final"))
+        assert model_sha256(trained) == trained_without_flower(task, initial)
+    finally:
+        sys.path.remove(str(folder))
+        for name in [name for name in sys.modules if name.partition(".")[0] == "quickstart"]:
+            del sys.modules[name]
+
+
+@pytest.mark.deploy
 def test_a_server_killed_and_resumed_ends_at_the_same_bits(running, hard, tmp_path):
     settings, expected = hard
     write_app(tmp_path / "app", settings, tmp_path / "run", None)
@@ -196,7 +228,7 @@ def faults(running, tmp_path_factory):
     wait_for((place / "killed-2-began").exists)
     stop_hard(running.nodes.pop(2))
     wait_for(lambda: "without" in rounds_of(place))
-    running.nodes[2] = start_node(running.place, 2)
+    running.nodes[2] = start_node(running.place, 2, "num-partitions=3")
     finished = ended(running, run)
     assert finished["status"] == "finished:completed", flwr(
         running.place, "log", run, "up", "--show"

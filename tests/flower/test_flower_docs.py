@@ -1,14 +1,15 @@
 """Everything docs/flower.md shows works as it stands."""
 
 import contextlib
+import importlib
 import os
 import re
-import runpy
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -17,9 +18,11 @@ pytest.importorskip("flwr")
 
 from fedp3.core import files
 from fedp3.deploy.cluster import free_port
+from flower.conversion import write_converted
 from flower.fakes import FakeGrid, in_a_run
 
 from flwr.app import Context, RecordDict  # isort: skip
+from flwr.common.config import validate_config  # isort: skip
 
 PAGE = (Path(__file__).parents[2] / "docs" / "flower.md").read_text()
 INSTALL = "pip install 'fedp3[flower]'"  # done: this file was not skipped
@@ -43,7 +46,7 @@ REGISTER = "FLWR_HOME=$PWD/flower/home flwr supernode register node-0.pub up"
 NODE = (
     "flower-supernode --superlink $SERVER:$PORT --root-certificates ca.crt "
     "--auth-supernode-private-key node-0 "
-    "--node-config 'partition-id=0 capacity=0.5 folder=\"kept\"'"
+    "--node-config 'partition-id=0 num-partitions=1 capacity=0.5 folder=\"kept\"'"
 )
 POLICY = [
     "fedp3 node init --client 0 --folder kept",
@@ -67,25 +70,40 @@ def test_every_command_of_the_page_is_run_by_a_test_of_this_file():
     assert shown == [*here, *POLICY, *PERMIT]
 
 
-def programs() -> list[str]:
-    return re.findall(r"```python\n(.*?)```", PAGE, re.S)
+def test_the_changes_on_the_page_are_those_that_convert_a_stock_app(tmp_path):
+    (block,) = re.findall(r"```diff\n(.*?)```", PAGE, re.S)
+    shown = [line for line in block.splitlines() if not line.startswith("#")]
+    assert shown == write_converted(tmp_path / "app")
 
 
-def test_the_app_with_a_users_network_runs(tmp_path, monkeypatch, capsys):
-    client, server = programs()
-    (tmp_path / "client.py").write_text(client)
-    (tmp_path / "server.py").write_text(server)
+def test_the_app_on_the_page_runs(tmp_path, monkeypatch, capsys):
+    named = re.findall(r"`(\S+)`:\n\n```(?:python|toml)\n(.*?)```", PAGE, re.S)
+    assert [name for name, _ in named] == [
+        "pyproject.toml",
+        *(f"myown/{name}.py" for name in ("task", "client_app", "server_app")),
+    ]
+    (tmp_path / "myown").mkdir()
+    for name, text in named:
+        (tmp_path / name).write_text(text)
+    project = tomllib.loads((tmp_path / "pyproject.toml").read_text())
+    assert not validate_config(project, project_dir=tmp_path)[1], "errors of Flower's own check"
+    flower = project["tool"]["flwr"]["app"]
     monkeypatch.syspath_prepend(str(tmp_path))
-    nodes = [{"partition-id": i, "folder": str(tmp_path / f"node-{i}")} for i in range(3)]
-    with in_a_run():
-        grid = FakeGrid(runpy.run_path(str(tmp_path / "client.py"))["app"], nodes)
-        run_config = {"out": str(tmp_path / "run"), "resume": False}
-        app = runpy.run_path(str(tmp_path / "server.py"))["app"]
-        app(grid=grid, context=Context(7, 1, {}, RecordDict(), run_config))
-    monkeypatch.delitem(sys.modules, "client")
-    assert "'G':" in capsys.readouterr().out
-    result = files.read_json(tmp_path / "run" / "result.json")
-    assert result["rounds"] == 2 and result["rejected"] == 0
+    nodes = [
+        {"partition-id": i, "num-partitions": 3, "folder": str(tmp_path / f"node-{i}")}
+        for i in range(3)
+    ]
+    modules = [part.partition(":")[0] for part in flower["components"].values()]
+    try:
+        server, client = (importlib.import_module(module).app for module in modules)
+        with in_a_run():
+            context = Context(7, 1, {}, RecordDict(), flower["config"])
+            server(grid=FakeGrid(client, nodes), context=context)
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "myown"]:
+            del sys.modules[name]
+    shown = capsys.readouterr().out
+    assert "accuracy_global" in shown and re.search(r"2: \{.*'rejected': '0'", shown), shown
 
 
 # ----------------------------------------------------------------- with processes: make test-deploy

@@ -53,6 +53,7 @@ from fedp3.experiment.assemble import assemble
 from fedp3.messages.codec import encode_update, room_for
 from fedp3.messages.framing import MAGIC, payload_size
 from fedp3.methods import METHODS
+from fedp3.models.frozen import frozen_sha256
 from fedp3.node.context import Request
 from fedp3.privacy.mechanism import mechanism_of
 from fedp3.runs import checkpoint, writer
@@ -366,6 +367,26 @@ def test_nodes_that_do_not_fit_get_no_tasks(shared, tmp_path):
     assert set(strangers.refused.values()) == {"it was set up with another config"} and record.void
 
 
+def test_a_node_with_another_frozen_part_gets_no_tasks(tmp_path):
+    """The same config, but the pretrained weights on the node are others."""
+    experiment = assemble(config.parse({}, [*SMALL, "model.frozen=['fc1']"]))
+    grid = grid_of(experiment, tmp_path)
+    wire = Wire(
+        spec=experiment.server.spec,
+        digest=experiment.config.digest(),
+        run=RUN,
+        rest=lambda: time.sleep(0.001),
+        frozen="0f" * 32,
+    )
+    roster, matching = Roster(), Roster()
+    with in_a_run():
+        roster.refresh(grid, wire)
+        assert len(roster.refused) == CLIENTS and not roster.met
+        assert "frozen part of its network has other values" in roster.refused[min(roster.refused)]
+        matching.refresh(grid, replace(wire, frozen=frozen_sha256(experiment.client.net)))
+        assert len(matching.met) == CLIENTS
+
+
 def test_after_the_deadline_a_client_is_late_and_its_answer_is_never_used(shared, tmp_path):
     held = {}
 
@@ -660,6 +681,27 @@ def test_a_users_network_trains_on_data_that_only_the_nodes_have(tmp_path):
     assert [e["t"] for e in events] == [0, 1, 2, 3]
     assert all(len(e["accepted"]) == 3 and e["loss"] is not None for e in events)
     assert same(trained(None).state.W, outcome.state.W), "with and without a folder"
+
+
+def test_a_server_scores_its_model_on_a_test_set_of_no_node(tmp_path):
+    c = own_config("plan.layers=full", "run.rounds=2")
+    x, y = torch.randn(12, 6) + 2 * torch.eye(3, 6)[torch.arange(12) % 3], torch.arange(12) % 3
+
+    def trained(**more):
+        grid = own_grid(c, tmp_path / "nodes")
+        return run_on_grid(grid, c, own_net(), torch.zeros(6), 3, wait=1, **more)
+
+    outcome = trained(test=(x, y))
+    net = own_net()
+    net.load_state_dict(outcome.state.W)
+    right = (net.eval()(x).argmax(1) == y).float().mean()
+    assert outcome.result["score_central"] == pytest.approx(float(right))
+    assert same(trained().state.W, outcome.state.W)
+    with pytest.raises(InputError, match="pass the test set as test="):
+        run_on_grid(
+            FakeGrid(None, []), own_config("data.name=mnist", "data.test=official"), own_net(),
+            torch.zeros(6), 3,
+        )  # fmt: skip
 
 
 def test_nodes_train_a_regression_on_two_inputs_and_score_it(tmp_path):

@@ -150,14 +150,23 @@ def task_of(e: Experiment, full: set[Layer], **fields: Any) -> Task:
         ({"fc1"}, {"steps": 2}, "it has 2 steps, and this config has 2"),
         ({"fc1"}, {"steps": 50}, "it has 50 steps"),
         ({"fc1"}, {"split": 10**6}, "in 1000000 parts"),
+        ({"fc1"}, {"code": "ternary"}, ""),
+        ({"fc1"}, {"code": "fp16"}, "it asks for uploads in fp16, and this config has int8 or"),
     ],
 )
 def test_a_node_accepts_windows_of_layers_and_nothing_else(
-    full: set[Layer], fields: dict[str, int], reason: str
+    full: set[Layer], fields: dict[str, Any], reason: str
 ) -> None:
     e = assemble(settings())
     found = list(_impossible(e.config, 0, e.server.layers, task_of(e, full, **fields)))
     assert (reason in " ".join(found)) if reason else not found, found
+
+
+def test_a_node_refuses_a_code_where_no_devices_are_planned_for() -> None:
+    e = assemble(config.parse({}, [*SMALL[:-1], "plan.layers=lowerb"]))
+    plan = replace(e.first_plans[0], code="int8")
+    (reason,) = _impossible(e.config, 0, e.server.layers, Task(t=0, plan=plan, weights={}))
+    assert reason == "it asks for uploads in int8, and this config has none for every device"
 
 
 def test_a_node_refuses_steps_and_parts_where_no_devices_are_planned_for() -> None:

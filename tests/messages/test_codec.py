@@ -517,6 +517,8 @@ BROKEN_TASKS: dict[str, Callable[[bytes], bytes]] = {
     **{f"evaluate = {v}": claims(evaluate=v) for v in (0, 1, "false", None)},
     **{f"task = {v}": claims(task=v) for v in ("steal", None, 0, ["train"], {"a": 1})},
     **{f"state_from = {v}": claims(state_from=v) for v in (-2, 0.5, None, "0", 1e400)},
+    **{f"code = {v}": claims(code=v) for v in ("int7", None, 0, ["int8"], {"int8": 1})},
+    "no code": lacks("code"),
 }
 BROKEN_UPDATES: dict[str, Callable[[bytes], bytes]] = {
     "a task": lambda data: case().down,

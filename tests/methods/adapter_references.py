@@ -4,11 +4,13 @@ As in `reference.py`, of the package only the addressed generators are used.  Tw
 the small MLP have adapters; the head is trained itself, and everything else is frozen.
 """
 
+import copy
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from .reference import (
@@ -42,6 +44,8 @@ def merged(W: Values, frozen: Values) -> Values:
     for l in ADAPTED:
         change = product(everything[f"{l}.a.weight"], everything[f"{l}.b.weight"])
         plain[f"{l}.weight"] = frozen[f"{l}.base.weight"] + SCALE * change
+        if f"{l}.fold.weight" in W:
+            plain[f"{l}.weight"] = plain[f"{l}.weight"] + W[f"{l}.fold.weight"]
         plain[f"{l}.bias"] = frozen[f"{l}.base.bias"]
     return plain | {n: W[n] for n in OUT}
 
@@ -71,7 +75,8 @@ def adapters(b: Bench, frozen: Values, keeps: Sequence[float], combine: Combine)
         for i in b.train:
             mask = pair_masks(W, ceil_share(keeps[i], RANK))
             start = {n: w * mask[n] for n, w in W.items()}
-            uploads.append(local(b, i, start, (t, i), names=list(W), loss=loss, masks=mask))
+            names = [n for n in W if ".fold." not in n]
+            uploads.append(local(b, i, start, (t, i), names=names, loss=loss, masks=mask))
             masks.append(mask)
         return combine(W, uploads, masks)
 
@@ -98,8 +103,8 @@ def by_norm(W: Values, uploads: Sequence[Values], masks: Sequence[Values]) -> Va
     return new
 
 
-def by_product(b: Bench) -> Combine:
-    """FlexLoRA: the mean product, cut back to the rank."""
+def by_product(b: Bench, *, cut: bool) -> Combine:
+    """FlexLoRA: the mean product, cut back to the rank.  FLoRA: it is added to the weights."""
 
     def combine(W: Values, uploads: Sequence[Values], masks: Sequence[Values]) -> Values:
         weights = [len(b.train[i]) for i in b.train]
@@ -110,9 +115,61 @@ def by_product(b: Bench) -> Combine:
             for u, w in zip(uploads, weights, strict=True):
                 change = product(u[f"{l}.a.weight"].double(), u[f"{l}.b.weight"].double())
                 mean = mean + w / math.fsum(weights) * change
+            if not cut:
+                new[f"{l}.fold.weight"] = W[f"{l}.fold.weight"] + SCALE * mean.float()
+                continue
             U, S, V = torch.linalg.svd(mean)
             new[f"{l}.a.weight"] = V[:RANK].float()
             new[f"{l}.b.weight"] = (U[:, :RANK] * S[:RANK]).float()
         return new
 
     return combine
+
+
+# --------------------------------------------------------------------------- blocks left out
+
+
+def random_blocks(
+    b: Bench,
+    plain: nn.Module,
+    frozen: Values,
+    held: Callable[[int, int], Sequence[int]],
+) -> Round:
+    """FedRA: client i trains the adapters of the blocks `held(t, i)` in a network of these alone.
+
+    Args:
+        b: the fleet.
+        plain: the network without adapters.
+        frozen: the values of its tensors.
+        held: from a round and a client to the numbers of its blocks.
+    """
+
+    def one(t: int, W: Values, clients: list[Client]) -> Values:
+        uploads = []
+        for i in b.train:
+            blocks = held(t, i)
+            names = [n for n in W if not n.startswith("blocks.") or int(n.split(".")[1]) in blocks]
+            shallow = copy.deepcopy(plain)
+            shallow.blocks = nn.Sequential(*(shallow.blocks[j] for j in blocks))
+
+            def loss(
+                V: Values, x: Tensor, y: Tensor, net: nn.Module = shallow, at: Any = blocks
+            ) -> Tensor:
+                values = {n: frozen.get(n, V.get(n)) for n, _ in plain.named_parameters()}
+                for j in range(len(plain.blocks)):
+                    name = f"blocks.{j}.attention.qkv"
+                    change = product(V[f"{name}.a.weight"], V[f"{name}.b.weight"])
+                    values[f"{name}.weight"] = frozen[f"{name}.base.weight"] + SCALE * change
+                    values[f"{name}.bias"] = frozen[f"{name}.base.bias"]
+                left = {n: w for n, w in values.items() if not n.startswith("blocks.")}
+                for place, j in enumerate(at):
+                    for n, w in values.items():
+                        if n.startswith(f"blocks.{j}."):
+                            left[f"blocks.{place}." + n.split(".", 2)[2]] = w
+                return cross_entropy(torch.func.functional_call(net, left, (x,)), y)
+
+            back = local(b, i, W, (t, i), names=names, loss=loss)
+            uploads.append(Upload({n: back[n] for n in names}, len(b.train[i])))
+        return average(W, uploads)
+
+    return one

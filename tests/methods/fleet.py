@@ -25,31 +25,40 @@ SMALL = (
 # for methods that have more device classes than there are clients here
 FOUR = "prune.keep=[1.0, 0.5, 0.25, 0.125]"
 # for methods of adapters, whose usual targets are projections of attention
-ADAPTERS = ("adapter.targets=['fc2', 'fc3']", "adapter.rank=4")
+ADAPTERS = {
+    "mlp": ("adapter.targets=['fc2', 'fc3']", "adapter.rank=4"),
+    "vit": ("adapter.rank=3",),
+}
 # input shape and width: twelve hidden units, and a code of three numbers
-NETS = {"mlp": ((1, 3, 3), 0.012), "resnet": ((1, 8, 8), 1 / 16)}
+NETS = {"mlp": ((1, 3, 3), 0.012), "resnet": ((1, 8, 8), 1 / 16), "vit": ((1, 8, 8), 0.25)}
+NAMES = {"mlp": "mlp", "resnet": "resnet18", "vit": "vit"}
+KINDS = {"resist": "resnet", "fedra": "vit"}
 
 
 def kind_of(method: str) -> str:
-    return "resnet" if method == "resist" else "mlp"
+    return KINDS.get(method, "mlp")
+
+
+def samples_of(kind: str) -> str:
+    """The samples that a network reads."""
+    return "resnet" if kind == "vit" else kind
 
 
 def experiment(method: str, *overrides: str, stacked: bool = False) -> Experiment:
     """A method on four clients; clients are not stacked unless `stacked` is set."""
     many = isinstance(METHODS[method].settings.get("prune", {}).get("keep"), list)
-    lora = ADAPTERS if "adapter" in METHODS[method].settings else ()
+    lora = ADAPTERS[kind_of(method)] if "adapter" in METHODS[method].settings else ()
     c = config.parse({"method": method}, [*SMALL, *([FOUR] if many else []), *lora, *overrides])
-    fleet = world(kind_of(method), seed=5)
+    fleet = world(samples_of(kind_of(method)), seed=5)
     shape, width = NETS[kind_of(method)]
-    name = {"mlp": "mlp", "resnet": "resnet18"}[kind_of(method)]
-    model = ModelSettings(name=name, width=width)
+    model = ModelSettings(name=NAMES[kind_of(method)], width=width, heads=2)
     net = build(ModelSpec(shape, CLASSES, model, coded_tail(c.hooks.code, model)), 7)
     e = assemble_from(c, net, data(method), shards=fleet.shards)
     return e if stacked else replace(e, client=replace(e.client, stacked=False))
 
 
 def data(method: str) -> Dataset:
-    return world(kind_of(method)).data
+    return world(samples_of(kind_of(method))).data
 
 
 def with_rounds(server: ServerContext, rounds: int, **run_settings: int) -> ServerContext:

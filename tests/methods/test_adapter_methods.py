@@ -9,11 +9,13 @@ from torch import Tensor
 from fedp3.core.errors import ConfigError
 from fedp3.experiment.assemble import Experiment
 from fedp3.models.frozen import frozen_tensors
-from worlds import same
+from fedp3.models.zoo import ModelSettings, ModelSpec, build
+from fedp3.server.rounds import plans_for
+from worlds import CLASSES, same
 
 from . import adapter_references as adapters
 from . import reference as ref
-from .fleet import bench, experiment, trained
+from .fleet import NETS, bench, experiment, trained
 from .test_references import KEEP, KEEPS, close
 
 ROUNDS = 3
@@ -23,7 +25,8 @@ MODEL: Mapping[str, tuple[tuple[str, ...], tuple[float, ...], Combine]] = {
     "fedit": ((), ONES, lambda e: adapters.by_examples(bench(e))),
     "ffa-lora": ((), ONES, lambda e: adapters.by_examples(bench(e))),
     "hetlora": ((KEEP,), KEEPS, lambda e: adapters.by_norm),
-    "flexlora": ((KEEP,), KEEPS, lambda e: adapters.by_product(bench(e))),
+    "flexlora": ((KEEP,), KEEPS, lambda e: adapters.by_product(bench(e), cut=True)),
+    "flora": ((KEEP,), KEEPS, lambda e: adapters.by_product(bench(e), cut=False)),
 }
 
 
@@ -101,6 +104,7 @@ def _uploads(e: Experiment) -> tuple[list[ref.Values], list[float]]:
         ("fedit", (), False),  # the control: the product of means is another one
         ("flexlora", ("prune.keep=1.0", "adapter.rank=12"), True),  # rank 12 is all of 12 x 12
         ("flexlora", ("prune.keep=1.0", "adapter.rank=1"), False),  # cut off
+        ("flora", ("prune.keep=1.0", "adapter.rank=1"), True),  # nothing is cut off
     ],
 )
 def test_the_mean_of_merged_models_is_the_merged_mean(
@@ -143,6 +147,8 @@ def test_pairs_that_nobody_sent_keep_their_bits() -> None:
         (["method=ffa-lora", "aggregate.rule=product_norm"], "both are uploaded"),
         (["method=fedavg", "adapter.rank=4"], r"\[adapter\] rank: there are no adapters"),
         (["method=fedit", "hooks.scale=true"], "not divided by its share"),
+        (["method=flora", "devices.fleet=phones"], "'auto' does not count that"),
+        (["method=flora", "aggregate.damp=0.5"], "under 'stack' the matrices of two rounds"),
     ],
 )
 def test_combinations_without_meaning_are_refused(overrides: list[str], text: str) -> None:
@@ -150,3 +156,48 @@ def test_combinations_without_meaning_are_refused(overrides: list[str], text: st
 
     with pytest.raises(ConfigError, match=text):
         config.parse({}, overrides)
+
+
+def test_what_is_folded_is_sent_and_never_trained_or_uploaded() -> None:
+    e = experiment("flora")
+    layers = e.server.layers
+    assert layers.constant == {"folded"} and list(layers.layers) == ["folded", "fc2", "fc3", "ffc"]
+    assert layers.hidden == ("fc2", "fc3") and layers.head == "ffc"
+    for plan in plans_for(e.server, 0):
+        folded = plan.layers["folded"]
+        assert (folded.send, folded.train, folded.upload) == ("dense", False, "none")
+    state, _ = trained(e, 2)
+    for l in adapters.ADAPTED:  # adapters begin anew in every round
+        assert torch.equal(state.W[f"{l}.a.weight"], e.start.W[f"{l}.a.weight"])
+        assert not state.W[f"{l}.b.weight"].any() and state.W[f"{l}.fold.weight"].any()
+    windows = experiment("flora", "plan.layers=opu1", "prune.keep=1.0")
+    assert {len(p.full_layers) for p in plans_for(windows.server, 0)} == {2}
+
+
+# --------------------------------------------------------------------------- FedRA
+
+
+def held_in(e: Experiment) -> Callable[[int, int], list[int]]:
+    """The blocks are the package's own draw; what is done with them is the reference's."""
+
+    def held(t: int, i: int) -> list[int]:
+        plan = plans_for(e.server, t)[i]
+        return [j for j in range(4) if plan.layers[f"blocks.{j}"].send == "dense"]
+
+    return held
+
+
+def test_fedra_is_that_of_the_reference_on_networks_without_the_other_blocks() -> None:
+    e = experiment("fedra")
+    shape, width = NETS["vit"]
+    settings = ModelSettings(name="vit", width=width, heads=2)
+    plain = build(ModelSpec(shape, CLASSES, settings), 7)
+    state, _ = trained(e, 2)
+    held = held_in(e)
+    want, _ = ref.run(bench(e), 2, adapters.random_blocks(bench(e), plain, frozen_of(e), held))
+    close(state.W, want)
+    assert all(len(held(t, i)) == 2 for t in range(2) for i in range(4))
+    assert held(0, 0) != held(1, 0) or held(0, 1) != held(1, 1), "drawn anew in every round"
+    full = trained(experiment("fedra", "plan.layers=full"), 2)[0].W
+    assert same(full, trained(experiment("fedra", "plan.layers=blocks-4"), 2)[0].W)
+    assert not same(full, state.W)

@@ -230,13 +230,13 @@ def test_a_record_that_counts_as_none_is_no_reason_to_compute_again(
     mechanism: Mechanism, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     w, calls = world("mlp"), []
-    net, pieces = copy.deepcopy(w.net), clipping._gradient_pieces
+    net, pieces = copy.deepcopy(w.net), clipping.gradient_pieces
 
     def counted(net: nn.Module, x: Tensor, *others: Any) -> Any:
         calls.append(len(x))
         return pieces(net, x, *others)
 
-    monkeypatch.setattr(clipping, "_gradient_pieces", counted)
+    monkeypatch.setattr(clipping, "gradient_pieces", counted)
     x, W = w.data.x[:4].clone(), trained(net, set(modules_of(net)))
     for broken in range(5):
         x[:broken] = math.nan

@@ -1,6 +1,7 @@
 """C: the server's model on a test set of no client."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,10 +11,11 @@ from torch import nn
 
 import fedp3
 from fedp3.cli import main
-from fedp3.core.errors import InputError
+from fedp3.core.errors import InputError, RunError
 from fedp3.experiment.assemble import assemble_from
 from fedp3.privacy.disclosure import warnings as privacy_warnings
 from fedp3.report.comparison import compare
+from fedp3.report.equality import inequalities
 from fedp3.report.runs import load_runs
 from fedp3.runs.description import describe
 from fedp3.runs.tuning import validation_split
@@ -95,6 +97,14 @@ def test_events_history_and_initial_scores_have_c(folder: Path) -> None:
     assert result["score_central"] == result["accuracy_central"] == events[-1]["C"]["mean"]
 
 
+def test_a_line_of_progress_has_c(capsys: Any) -> None:
+    one = {**SETTINGS, "run": {"rounds": 1, "clients_per_round": 0}}
+    result = fedp3.run(net(), (TRAIN, TEST), progress=True, **one)
+    assert f"C {100 * (result.scores['C'] or 0):.1f} %" in capsys.readouterr().err
+    fedp3.run(net(), TRAIN, progress=True, **one)
+    assert "C " not in capsys.readouterr().err
+
+
 def test_a_run_is_resumed_only_with_its_test_set(folder: Path) -> None:
     fedp3.run(net(), (TRAIN, TEST), out=folder, resume=True, **SETTINGS)
     with pytest.raises(InputError, match="other test"):
@@ -120,6 +130,7 @@ def test_comparison_page_and_command_show_c(folder: Path, tmp_path: Path, capsys
         main(["compare", str(folder), str(other), "--score", "C"])
     assert stopped.value.code == 2
     assert "not all of these runs have C" in capsys.readouterr().err
+    assert not [i for i in inequalities(load_runs([folder, other])) if i.condition == "data"]
     assert load_runs([folder])[0].seeds[0].initial["C"]
 
 
@@ -137,9 +148,7 @@ def test_tuning_does_not_look_at_the_test_set() -> None:
     config = fedp3.make_config(
         **{"data": {"name": "own", "test": "own"}, "model": {"name": "own"}, **SETTINGS}
     )
-    import dataclasses
-
-    data = dataclasses.replace(data, test=fedp3.from_tensors(*TEST))
+    data = replace(data, test=fedp3.from_tensors(*TEST))
     experiment = assemble_from(config, net(), data)
     assert experiment.server.central is not None
     assert experiment.client.data.test is None, "clients and workers do not carry the test set"
@@ -161,6 +170,14 @@ def test_under_ldp_c_is_free_and_the_statement_does_not_speak_of_it() -> None:
         for r in (with_c, without)
     )
     assert said == said_without
+
+
+def test_a_sample_that_cannot_be_scored_ends_the_run_in_words() -> None:
+    tokens, labels = torch.arange(40) % 8, torch.arange(40) % 2
+    embed = nn.Sequential(nn.Embedding(8, 4), nn.Flatten(), nn.Linear(4, 2))
+    test = (torch.tensor([[1], [2], [99]]), torch.tensor([0, 1, 0]))
+    with pytest.raises(RunError, match="cannot be scored on the central test set: IndexError"):
+        fedp3.run(embed, (tokens[:, None], labels), test=test, run={"rounds": 1})
 
 
 def test_a_test_set_that_does_not_fit_is_refused_before_training() -> None:

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fedp3 import config
+from fedp3.core.errors import InputError
 from fedp3.core.hashing import model_sha256
 from fedp3.core.types import AcceptedUpdate, ClientUpdate, Reply, Task
 from fedp3.devices.buffer import Flight
@@ -21,6 +22,7 @@ from fedp3.engines.process_pool import pool
 from fedp3.experiment.assemble import Experiment, assemble
 from fedp3.runs import session
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
+from fedp3.server.aggregators import AGGREGATORS, weighted_mean
 from fedp3.server.buffered import moved
 from fedp3.server.context import RoundRecord, ServerState
 from fedp3.server.rounds import plans_for, run
@@ -167,6 +169,26 @@ def test_a_stale_change_is_applied_to_the_model_of_now() -> None:
     fresh = ServerState(t=1, W=old)
     (unchanged,) = moved([AcceptedUpdate(update, task.plan, task.masks)], fresh)
     assert unchanged.update is update
+
+
+def test_a_rule_from_outside_says_itself_whether_rounds_may_overlap(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What decides is the rule that was registered, and a server optimizer keeps it."""
+
+    def weigh(update: AcceptedUpdate) -> float:
+        return math.sqrt(update.examples)
+
+    monkeypatch.setattr(AGGREGATORS, "_table", dict(AGGREGATORS))
+    name = "root"
+    AGGREGATORS.add(name, weighted_mean(weigh, of_changes=True))
+    AGGREGATORS.add(f"{name}-of-places", weighted_mean(weigh))
+    for more in ("aggregate.damp=0", "aggregate.damp=0.5", "aggregate.server=adam"):
+        e = experiment("buffered", f"aggregate.rule={name}", more)
+        assert e.server.aggregator.of_changes
+        with pytest.raises(InputError, match=f"rule: '{name}-of-places' weighs an update by where"):
+            experiment("buffered", f"aggregate.rule={name}-of-places", more)
+    assert not experiment("wait", f"aggregate.rule={name}-of-places").server.aggregator.of_changes
 
 
 def test_buffered_rounds_use_updates_of_older_models() -> None:

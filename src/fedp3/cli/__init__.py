@@ -12,7 +12,9 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated
 
+import click
 import typer
+from typer.core import TyperGroup
 
 from fedp3 import __version__
 from fedp3.cli import (
@@ -132,6 +134,14 @@ def _add(app: typer.Typer, entry: EntryPoint) -> None:
     app.registered_groups += added.registered_groups
 
 
+def _suggest_once(command: click.Command) -> None:
+    """Let only one of Click, which does so since 8.4, and Typer suggest similar commands."""
+    if isinstance(command, TyperGroup) and hasattr(click.exceptions, "NoSuchCommand"):
+        command.suggest_commands = False
+        for part in command.commands.values():
+            _suggest_once(part)
+
+
 def main(
     arguments: Sequence[str] | None = None,
     offered: Iterable[EntryPoint] | None = None,
@@ -146,8 +156,10 @@ def main(
         offered: entry points that add commands; None takes those of all installed packages.
     """
     app = command_line(entry_points(group=GROUP) if offered is None else offered)
+    command = typer.main.get_command(app)
+    _suggest_once(command)
     try:
-        app(args=list(arguments) if arguments is not None else None, standalone_mode=True)
+        command(args=list(arguments) if arguments is not None else None, standalone_mode=True)
     except Stopped as stopped:
         sys.exit(128 + stopped.signal)
     except FedP3Error as error:

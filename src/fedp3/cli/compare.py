@@ -14,6 +14,7 @@ from fedp3.core.scores import ACCURACY, Score, score_of
 if TYPE_CHECKING:
     from fedp3.report.answers import Answer
     from fedp3.report.equality import Inequality
+    from fedp3.report.runs import Run
 
 SCORES = ("G", "D", "P", "C")
 EXPLANATIONS = (
@@ -102,7 +103,7 @@ def compare(
     from fedp3.report.device_classes import as_row as device_row
     from fedp3.report.device_classes import device_classes
     from fedp3.report.equality import inequalities
-    from fedp3.report.runs import final, load_runs
+    from fedp3.report.runs import load_runs
     from fedp3.report.target_table import target_table
 
     if score not in SCORES:
@@ -110,8 +111,8 @@ def compare(
     given = {"mb": at_mb, "seconds": at_seconds, "joules": at_joules, "round": at_round}
     budgets = {axis: budget for axis, budget in given.items() if budget is not None}
     runs = load_runs(run_folders(folders))
-    if score == "C" and any(final(run, "C") is None for run in runs):
-        raise InputError("--score C: not all of these runs have C; set data.test=official")
+    if score == "C":
+        _check_central(runs)
     found = inequalities(runs)
     answered = answers(runs, budgets, kind=score, against=against, last=last)
     rows = compare_runs(runs, last, target)
@@ -135,6 +136,18 @@ def compare(
         )
         page = terminal.command("report", *run_folders(folders), "--out", "compare.html")
         terminal.line(f"next: {page}")
+
+
+def _check_central(runs: "Sequence[Run]") -> None:
+    """Refuse to compare C of runs that have none, or test sets of different sizes."""
+    from fedp3.report.runs import final
+
+    if any(final(run, "C") is None for run in runs):
+        raise InputError("--score C: not all of these runs have C; set data.test=official")
+    samples = {run.seeds[0].about["central"]["samples"] for run in runs}
+    if len(samples) > 1:
+        sizes = " and ".join(map(str, sorted(samples)))
+        raise InputError(f"--score C: the runs have different test sets, of {sizes} samples")
 
 
 def _explain(score: Score, comparisons: int, *, by_device: bool) -> None:

@@ -11,11 +11,11 @@ from fedp3.cli.options import AsJson
 from fedp3.core.errors import InputError
 
 if TYPE_CHECKING:
+    from fedp3.devices.measurement import Machine
     from fedp3.devices.table import Device
     from fedp3.devices.traces import Trace
 
 STARTS = 8  # moments of a trace at which a transfer is started
-REPEATS = 5  # of the measurement of GFLOP/s
 
 app = typer.Typer(
     help="Known devices, fleets of them, their links, and what this machine can do.",
@@ -300,7 +300,6 @@ def measure(
     Example: fedp3 devices measure --out fleet.csv --mbps-down 50 --mbps-up 10
     """
     import platform
-    import statistics
 
     from fedp3.devices import measurement
     from fedp3.devices.fleet_file import extend
@@ -308,28 +307,17 @@ def measure(
 
     name = name if name is not None else platform.node() or "this machine"
     address = None if server is None else measurement.parse_address(server)
-    memory = measurement.total_memory_mb()
     if out is not None:
         _check_line(name, mbps_down, mbps_up, available)
-        before = _fleet_so_far(out)
-        client = client if client is not None else max(before, default=-1) + 1
-        if client in before:
-            raise InputError(f"{out} has a line for client {client} already")
-    terminal.note("measuring the disk")
-    disk = measurement.disk_mb_per_second(Path() if out is None else out.parent)
-    latency = None
-    if address is not None:
-        terminal.note(f"connecting to {server}")
-        latency = measurement.connect_seconds(*address)
-    terminal.note(f"training for {seconds:g} s on one thread")
-    rates = measurement.training_gflops(seconds / REPEATS, REPEATS)
-    gflops = float(f"{statistics.median(rates):.3g}")
+        client = _free_client(out, client)
+    folder = Path() if out is None else out.parent
+    machine = measurement.measure_machine(seconds, folder, address, terminal.note)
     if out is not None and client is not None and mbps_down is not None and mbps_up is not None:
         device = Device(
             name=name,
             kind="own",
-            memory_mb=round(memory),
-            gflops=gflops,
+            memory_mb=machine.memory_mb,
+            gflops=machine.gflops,
             mbps_down=mbps_down,
             mbps_up=mbps_up,
             available=available,
@@ -337,27 +325,33 @@ def measure(
         )
         extend(out, client, device)
         terminal.note(f"wrote client {client} to {out}")
+    _show_machine(name, machine, server, json=json)
+
+
+def _show_machine(name: str, machine: "Machine", server: str | None, *, json: bool) -> None:
+    """Print what was measured."""
+    gflops, rates = machine.gflops, machine.rates
     if json:
         terminal.as_json(
             {
                 "name": name,
                 "gflops": gflops,
                 "gflops_repeats": rates,
-                "memory_mb": round(memory),
-                "disk_mb_per_second": disk,
+                "memory_mb": machine.memory_mb,
+                "disk_mb_per_second": machine.disk,
                 "server": server,
-                "connect_seconds": latency,
+                "connect_seconds": machine.latency,
             }
         )
         return
     terminal.line(f"{name}")
     terminal.line(
         f"  training   {gflops:g} GFLOP/s, float32, one thread "
-        f"(median of {REPEATS}, {min(rates):.3g} to {max(rates):.3g})"
+        f"(median of {len(rates)}, {min(rates):.3g} to {max(rates):.3g})"
     )
-    terminal.line(f"  memory     {memory:,.0f} MB")
-    terminal.line(f"  disk       {disk:,.0f} MB/s written")
-    terminal.line(f"  server     {_latency(server, latency)}")
+    terminal.line(f"  memory     {machine.memory_mb:,} MB")
+    terminal.line(f"  disk       {machine.disk:,.0f} MB/s written")
+    terminal.line(f"  server     {_latency(server, machine.latency)}")
 
 
 def _latency(server: str | None, latency: float | None) -> str:
@@ -383,10 +377,14 @@ def _check_line(
         raise InputError(f"a line of a fleet file needs more: {'; '.join(wrong)}")
 
 
-def _fleet_so_far(out: Path) -> "dict[int, Device]":
+def _free_client(out: Path, client: int | None) -> int:
+    """The client of a new line: this one, or the next after the last."""
     from fedp3.devices.fleet_file import SUFFIX, read_to_extend
 
-    if out.exists() and out.suffix.lower() == SUFFIX:
-        return read_to_extend(out)
-    _check_new(out, SUFFIX)
-    return {}
+    if not out.exists() or out.suffix.lower() != SUFFIX:
+        _check_new(out, SUFFIX)
+        return client or 0
+    before = read_to_extend(out)
+    if client in before:
+        raise InputError(f"{out} has a line for client {client} already")
+    return client if client is not None else max(before, default=-1) + 1

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from fedp3.cli import terminal
+from fedp3.messages.versions import is_coded
 
 if TYPE_CHECKING:
     from fedp3.costs.table import ClientCost
@@ -18,6 +19,7 @@ COLUMNS = {
     "holds MB": "right",
     "MB down": "right",
     "MB up": "right",
+    "code": "left",
     "seconds": "right",
     "binds": "left",
 }
@@ -36,7 +38,7 @@ def show_fleet(experiment: "Experiment", title: str) -> None:
     for cost in experiment.costs:
         device = fleet.devices[cost.id]
         key = (device.gflops, device.name, cost.id in fleet.able, cost.layers, *cost.keep.values())
-        groups.setdefault((*key, cost.steps, cost.split), []).append(cost)
+        groups.setdefault((*key, cost.steps, cost.split, cost.code), []).append(cost)
     rows = []
     last = ""
     for costs in _in_order(groups):
@@ -50,6 +52,10 @@ def show_fleet(experiment: "Experiment", title: str) -> None:
     if settings.round_seconds:
         limits.append(f"{settings.round_seconds:g} seconds of a round")
     terminal.line(f"limits: {', '.join(limits)}; binds: what keeps a device from training all")
+    if is_coded(experiment.config.download):
+        terminal.line(
+            "MB down and seconds: at most, for a device that needs a copy of all it holds"
+        )
     bound = Counter(fleet.binding[i] for i in range(len(fleet.devices)))
     shown = [f"{limit or 'nothing'} {count}" for limit, count in sorted(bound.items())]
     terminal.line(f"clients bound by: {', '.join(shown)}")
@@ -75,7 +81,7 @@ def _row(
 ) -> list[str]:
     cost = costs[0]
     if not able:
-        return [name, str(len(costs)), "does not take part", *["-"] * 5, cost.binding or "-"]
+        return [name, str(len(costs)), "does not take part", *["-"] * 6, cost.binding or "-"]
     trains = " ".join(cost.layers)
     if len(cost.layers) == len(cost.keep):
         trains = "everything"
@@ -91,8 +97,9 @@ def _row(
         trains,
         f"{steps or '-'}" + (f" in {cost.split} parts" if cost.split > 1 else ""),
         f"{max(c.peak_mb for c in costs):.0f}",
-        f"{cost.mb_down:.2f}",
+        f"{cost.mb_copy:.2f}",
         f"{cost.mb_up:.2f}",
+        cost.code,
         f"{max(c.seconds for c in costs):.1f}",
         cost.binding or "-",
     ]

@@ -12,8 +12,20 @@ from fedp3.core.errors import InputError, RunError
 if TYPE_CHECKING:
     from fedp3.node.folder import NodeSettings
 
+KEYS = """Look after a device that takes part in runs of others: its policy, ledger and caches.
+
+A node is started with flower-supernode ... --node-config 'KEY=VALUE ...'.  Its keys are
+partition-id (which client it is, from 0), num-partitions (how many clients there are),
+capacity (the largest share of a pruned layer that it can hold), device (a fleet file with the line
+of its device, for devices.fleet="nodes"), folder (where it stores everything; by default
+~/.local/state/fedp3/nodes/client-NUMBER), policy (by default policy.toml in the folder),
+data-dir (where its data sets are) and use (files that register parts of your own).
+
+The folder has the ledger, marks of records that trained under LDP, personal layers and the secret
+of the split.  Back it up as a whole: a node that finds a part of it missing refuses to go on.
+"""
 app = typer.Typer(
-    help="Look after a device that takes part in runs of others: its policy, ledger and caches.",
+    help=KEYS,
     no_args_is_help=True,
     epilog="Example: fedp3 node init --client 0",
 )

@@ -121,7 +121,13 @@ def rounds(
     return progress.rounds(err, name, total, before)
 
 
-SCORED = ("global", "dispatched", "personal", "worst_client")
+SCORED = {
+    "G": "global",
+    "D": "dispatched",
+    "P": "personal",
+    "C": "central",
+    "worst": "worst_client",
+}
 
 
 def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None = None) -> None:
@@ -131,9 +137,8 @@ def results(rows: Sequence[Mapping[str, Any]], dense: Mapping[str, float] | None
         rows: the results of runs.
         dense: the result of a dense run, to show traffic as a share of its traffic.
     """
-    kinds = dict(zip(("G", "D", "P", "worst"), SCORED, strict=True))
-    if any(row.get("score_central") is not None for row in rows):
-        kinds["C"] = "central"
+    has_c = any(row.get("score_central") is not None for row in rows)
+    kinds = {name: kind for name, kind in SCORED.items() if name != "C" or has_c}
     numbers = [*kinds, "MB up", "MB down", "rejected", "seconds"]
     clock = {"virtual s": "virtual_seconds", "joules": "joules"}
     shown = [name for name, key in clock.items() if any(row.get(key) is not None for row in rows)]

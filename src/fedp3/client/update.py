@@ -17,7 +17,7 @@ from fedp3.core.errors import RunError
 from fedp3.core.types import ClientState, ClientUpdate, Group, Masks, Params, Task
 from fedp3.data.shards import Shard
 from fedp3.messages.codec import encode_tensors
-from fedp3.messages.compression import RESIDUAL, pack
+from fedp3.messages.compression import RESIDUAL, coding_of, pack
 from fedp3.messages.compressors import COMPRESSORS
 from fedp3.models import shrinking
 from fedp3.models.skipping import blocks_left_out, left_out
@@ -140,7 +140,7 @@ def _start(context: ClientContext, task: Task, state: ClientState | None) -> Par
 def _needed_state(context: ClientContext, task: Task) -> list[str]:
     """The parts of a client's state that this task needs, besides personal layers."""
     exchange = context.hooks.exchange
-    compressor = COMPRESSORS.pick(context.spec.compression.compress)
+    compressor = COMPRESSORS.pick(coding_of(task.plan, context.spec.compression).compress)
     needed = []
     if any(p.personal for p in context.hooks.passes_of(task.kind)):
         needed.append(PERSONAL)

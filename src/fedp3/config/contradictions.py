@@ -5,12 +5,13 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from fedp3 import methods
-from fedp3.config.over_rounds import wrong_over_rounds
+from fedp3.config.over_rounds import wrong_downloads, wrong_over_rounds
 from fedp3.config.schema import Config
 from fedp3.config.toml import toml_value
 from fedp3.data.catalogue import OF_FILES
 from fedp3.data.partition import ROLES
 from fedp3.devices.round_ends import ROUND_ENDS
+from fedp3.messages.compressors import COMPRESSORS
 from fedp3.messages.versions import is_coded
 from fedp3.methods import METHODS
 from fedp3.models.adapters import ADAPTER_RULES, NONE
@@ -19,7 +20,7 @@ from fedp3.planning.layer_sets import AUTO
 from fedp3.planning.prune_settings import SELECTORS
 from fedp3.planning.schedules import SCHEDULES
 from fedp3.privacy.requirements import refused_settings
-from fedp3.server.aggregators import MEANS_OF_CHANGES
+from fedp3.server.products import WEIGHTS
 
 
 def resolve_others(config: Config) -> Config:
@@ -64,10 +65,29 @@ def resolve_devices(config: Config, given: Collection[tuple[str, str]]) -> tuple
     ]
     plan = replace(config.plan, layers=layers)
     config = replace(config, plan=plan, prune=replace(config.prune, keep=keep))
-    if layers == AUTO and ("upload", "compress") not in given and not config.privacy.enabled:
-        # Random rounding to 8 bits is unbiased, and an upload takes a quarter of the time.
-        config = replace(config, upload=replace(config.upload, compress="int8"))
+    if layers == AUTO and not config.privacy.enabled:
+        config = _with_codes(config, {*given, *((s, key) for s in row for key in row[s])})
     return config, mistakes
+
+
+# Codes of uploads among which each device gets the finest that costs it no local step.  Rounding
+# to 8 bits at random is unbiased; what the shorter ones lose is added to the next change.
+UPLOAD_CODES = ("int8", "int4", "ternary")
+# A copy has 16 bits a value, and ten changes fit into one: most phones of a round need fewer.
+DOWNLOAD_CODE = "ternary"
+
+
+def _with_codes(config: Config, named: Collection[tuple[str, str]]) -> Config:
+    """The config with codes in both directions, where neither the user nor the method names one."""
+    if ("upload", "compress") not in named:
+        finest, *coarser = UPLOAD_CODES
+        config = replace(config, upload=replace(config.upload, compress=finest))
+        if ("devices", "codes") not in named:
+            config = replace(config, devices=replace(config.devices, codes=tuple(coarser)))
+    if ("download", "compress") in named:
+        return config
+    coded = replace(config, download=replace(config.download, compress=DOWNLOAD_CODE))
+    return config if wrong_downloads(coded) else coded
 
 
 def resolve_participants(config: Config, given: Collection[tuple[str, str]]) -> Config:
@@ -243,12 +263,12 @@ def _wrong_adapters(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
             if getattr(adapter, key) != getattr(usual, key)
         ] + _wrong_norm(c)
     combined = ADAPTER_RULES.pick(adapter.rule).combines
-    after = "[adapter] rule: under 'product' the matrices of two rounds have nothing in common but "
-    after += "their product, so that "
+    after = f"[adapter] rule: under {adapter.rule!r} the matrices of two rounds have nothing in "
+    after += "common but their product, so that "
     reasons = {
         f"[aggregate] rule: {aggregate.rule!r} does not say how much a client's product counts; "
-        "with [adapter] rule = 'product' set 'simple', 'examples' or 'weighted'": (
-            combined and aggregate.rule not in MEANS_OF_CHANGES
+        f"with [adapter] rule = {adapter.rule!r} set 'simple', 'examples' or 'weighted'": (
+            combined and aggregate.rule not in WEIGHTS
         ),
         after + "no optimizer, damping, recycling or interval can follow the mean; set [aggregate] "
         "server to 'none', server_lr and interval to 1, damp and recycle to 0": combined
@@ -269,6 +289,10 @@ def _wrong_adapters(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
         ),
         after + "their change has no meaning that client-level DP could clip; set 'freeze_a'": (
             combined and c.client_privacy.enabled
+        ),
+        "[adapter] rule: 'stack' sends all clients what was added to the weights, and [devices] "
+        "planner = 'auto' does not count that; use another rule, or planner = 'manual'": (
+            adapter.rule == "stack" and c.devices.plans
         ),
         "[hooks] scale: the outputs of an adapter are not divided by its share of the rank; set "
         "scale to false": c.hooks.scale,
@@ -318,7 +342,23 @@ def _wrong_devices(c: Config, given: Collection[tuple[str, str]]) -> list[str]:
     }
     if mode.end is None:
         reasons |= _wrong_overlap(c)
+    if devices.codes:
+        reasons |= _wrong_codes(c)
     return [text for text, applies in reasons.items() if applies]
+
+
+def _wrong_codes(c: Config) -> dict[str, bool]:
+    """Where no code can be chosen for each device."""
+    sparse = [code for code in c.devices.codes if (x := COMPRESSORS.pick(code)) and x.sparse]
+    return {
+        "[devices] codes: chosen together with windows of layers, and this run chooses none; leave "
+        "codes out and set [upload] compress, or set [devices] planner to 'auto' with a method "
+        "such as fedp3": c.plan.layers != AUTO,
+        "[devices] codes: under LDP all devices have one code, which the audit checks; leave codes "
+        "out and set [upload] compress": c.privacy.enabled,
+        f"[devices] codes: {', '.join(sparse)} sends some coordinates, whose number is not what "
+        "bits are chosen for; leave it out": bool(sparse),
+    }
 
 
 def _wrong_overlap(c: Config) -> dict[str, bool]:
@@ -327,9 +367,6 @@ def _wrong_overlap(c: Config) -> dict[str, bool]:
         "[devices] round_end: 'buffered' is not accounted for under LDP; set 'wait'": (
             c.privacy.enabled
         ),
-        f"[aggregate] rule: {c.aggregate.rule!r} weighs an update by where it is, which says "
-        "nothing about one that started from an older model ([devices] round_end = 'buffered'); "
-        "set 'simple', 'examples' or 'weighted'": c.aggregate.rule not in MEANS_OF_CHANGES,
         f"[hooks] exchange: the tensors of {c.hooks.exchange!r} belong to one round, and with "
         "[devices] round_end = 'buffered' rounds overlap; set 'wait' or 'deadline'": (
             c.hooks.exchange != type(c.hooks)().exchange

@@ -75,7 +75,8 @@ def read_toml(path: Path) -> dict[str, Any]:
     except FileNotFoundError:
         raise ConfigError(f"no config at {path}; write one with: fedp3 init {path}") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not TOML: {error}") from None
+        hint = "; texts need quotes" if "Invalid value" in str(error) else ""
+        raise ConfigError(f"{path} is not TOML: {error}{hint}") from None
     except IsADirectoryError:
         inside = path / "config.toml"
         hint = f"; did you mean {inside}?" if inside.exists() else ", want a TOML file"

@@ -9,7 +9,7 @@ from fedp3.planning.schedules import SCHEDULES
 
 def wrong_over_rounds(c: Config) -> list[str]:
     """What published weights, schedules, recycled layers and weak clients do not allow."""
-    mistakes = _wrong_downloads(c) + _wrong_schedules(c) + _wrong_recycling(c)
+    mistakes = wrong_downloads(c) + _wrong_schedules(c) + _wrong_recycling(c)
     return mistakes + _wrong_intervals(c) + _wrong_weak(c)
 
 
@@ -18,7 +18,7 @@ def _overlaps(c: Config) -> bool:
     return c.devices.described and ROUND_ENDS.pick(c.devices.round_end).end is None
 
 
-def _wrong_downloads(c: Config) -> list[str]:
+def wrong_downloads(c: Config) -> list[str]:
     """What coded changes of published weights do not allow."""
     code = c.download.compress
     if code == "none":

@@ -22,7 +22,8 @@ def once_per_plan(
     known: dict[Hashable, tuple[ClientPlan, T]] = {}
 
     def lookup(plan: ClientPlan) -> T:
-        key = id(plan.layers), plan.deal, plan.steps, plan.split, also(plan) if also else None
+        rest = plan.deal, plan.steps, plan.split, plan.code
+        key = id(plan.layers), rest, also(plan) if also else None
         if key not in known:
             # Storing the plan keeps its layers alive, so that no other object gets their id.
             known[key] = plan, make(plan)

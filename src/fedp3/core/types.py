@@ -101,6 +101,7 @@ class LayerMap:
         note: why units could not be traced through the network; empty if they could.
         chain: the layers of a plain MLP; None if the network is anything else.
         frozen: the frozen tensors, which belong to no layer.
+        constant: layers that the server changes and sends, and no client trains or uploads.
         aliases: second names of tensors that are used in two places (tied weights), and their first
             names; only the first are among the tensors of layers.
         residual: blocks that add to what they read, by path, and their layers: a network works
@@ -116,6 +117,7 @@ class LayerMap:
     note: str = ""
     chain: Chain | None = None
     frozen: Mapping[str, FrozenTensor] = field(default_factory=dict)
+    constant: frozenset[Layer] = frozenset()
     aliases: Mapping[str, str] = field(default_factory=dict)
     residual: Mapping[str, tuple[Layer, ...]] = field(default_factory=dict)
 
@@ -126,8 +128,8 @@ class LayerMap:
 
     @property
     def hidden(self) -> tuple[Layer, ...]:
-        """All layers but the head."""
-        return tuple(self.layers)[:-1]
+        """All layers that clients train but the head."""
+        return tuple(l for l in self.layers if l not in self.constant)[:-1]
 
 
 # --------------------------------------------------------------------------- plans
@@ -155,6 +157,7 @@ class ClientPlan:
         steps: the number of local steps; 0 means as many as the run's settings say.
         split: each batch is computed in this many parts, one after the other, which needs less
             memory; their gradients are added up.
+        code: the code of what the client uploads; empty means the run's `upload.compress`.
     """
 
     client: int
@@ -162,6 +165,7 @@ class ClientPlan:
     deal: tuple[int, int] = (0, 1)
     steps: int = 0
     split: int = 1
+    code: str = ""
 
     @property
     def full_layers(self) -> tuple[Layer, ...]:

@@ -24,6 +24,9 @@ from fedp3.models import shrinking
 from fedp3.models.frozen import copy_network, frozen_tensors
 from fedp3.models.skipping import blocks_left_out, left_out
 from fedp3.planning.prune_settings import PruneSettings
+from fedp3.privacy.clipping import gradient_pieces
+from fedp3.privacy.mechanism import NOISE_CHUNK
+from fedp3.privacy.settings import Mechanism
 
 # The meta device computes nothing; a network whose control flow depends on values needs the CPU.
 DEVICES = ("meta", "cpu")
@@ -242,9 +245,10 @@ def peak_bytes(
     pruning: PruneSettings,
     batch: int,
     slots: int,
+    private: Mechanism | None = None,
 ) -> int:
     """Peak memory of one training step; see `step_bytes`."""
-    return step_bytes(profile, plan, layers, pruning, batch, slots).peak
+    return step_bytes(profile, plan, layers, pruning, batch, slots, private).peak
 
 
 def step_bytes(
@@ -254,6 +258,7 @@ def step_bytes(
     pruning: PruneSettings,
     batch: int,
     slots: int,
+    private: Mechanism | None = None,
 ) -> StepBytes:
     """Memory of one training step on a CPU, in tensors.
 
@@ -270,14 +275,19 @@ def step_bytes(
         batch: the number of examples in the step.
         slots: how many numbers the optimizer remembers per trained weight: 1 for momentum, 2 for
             Adam.
+        private: how gradients are clipped by record; None without LDP.
     """
     units = unit_counts(plan, layers, pruning)
     if units and pruning.shrinks:  # the client trains a smaller network
         profile = replace(profile, net=shrinking.shrink_net(profile.net, layers, units))
         layers = shrinking.shrink_map(layers, units)
     trained = prepare(profile.net, plan, layers)
+    at_once = math.ceil(batch / plan.split)
     with left_out(profile.net, blocks_left_out(plan, layers)):
-        memory = _both_passes(profile, trained, math.ceil(batch / plan.split))
+        if private is None:
+            memory = _both_passes(profile, trained, at_once)
+        else:
+            memory = _private_passes(profile, trained, at_once, private)
     # A device does not hold the blocks that it leaves out.
     absent = {l for block in blocks_left_out(plan, layers) for l in layers.residual[block]}
     sizes = {
@@ -291,11 +301,14 @@ def step_bytes(
         math.prod(w.shape) for w in layers.frozen.values() if not w.tied and w.layer not in absent
     )
     update, touched = learned, 3 * learned  # the step reads W and the gradient, and writes W
+    largest = max((sizes[n] for n in trained), default=0)
+    if private is not None:  # noise is drawn twice, the second time in pieces
+        update += min(NOISE_CHUNK, largest)
     if slots:
         stored += slots * learned
-        update += 2 * max((sizes[n] for n in trained), default=0)  # the new state of one tensor
+        update = max(update, learned + 2 * largest)  # the new state of one tensor
         touched += (12 * slots - 4) * learned  # counted in the code of the optimizers
-    if plan.split > 1:  # the gradients of the parts of a batch are added up
+    if plan.split > 1 and private is None:  # the gradients of the parts of a batch are added up
         stored += learned
         touched += 3 * learned * plan.split
     return StepBytes(
@@ -319,6 +332,27 @@ def _both_passes(profile: ComputeProfile, trained: Sequence[str], batch: int) ->
             grads = torch.autograd.grad(loss, weights, allow_unused=True)
     net.eval()
     del grads  # not earlier: in a real step they are alive to the end
+    return memory
+
+
+def _private_passes(
+    profile: ComputeProfile, trained: Sequence[str], batch: int, private: Mechanism
+) -> "_MemoryCounter":
+    """Follow the tensors of a step whose gradients are clipped by record and added up."""
+    net, device = profile.net, profile.device
+    parameters = dict(net.named_parameters())
+    W = {n: parameters[n] for n in trained}
+    memory = _MemoryCounter(net)
+    with layers_draw_from(stream(0, Stream.LAYER)), memory:
+        records = _zeros(profile.example, batch, device)
+        sums = {n: torch.zeros(w.shape, device=device) for n, w in W.items()}
+        loss = profile.objective.loss
+        pieces, squares = gradient_pieces(net, records.x, records.y, W, {}, private, loss)
+        broken = torch.zeros(0, dtype=torch.int64, device=device)
+        for n, (_, add) in pieces.items():
+            add(sums[n], squares, broken)
+    net.eval()
+    del sums, pieces  # not earlier: in a real step they are alive to the end
     return memory
 
 

@@ -6,6 +6,7 @@ from fedp3.core.types import ClientPlan
 from fedp3.costs.compute import ComputeProfile, peak_bytes
 from fedp3.costs.traffic import traffic
 from fedp3.messages.versions import is_coded
+from fedp3.privacy.mechanism import mechanism_of
 
 
 def client_bytes(
@@ -20,7 +21,7 @@ def client_bytes(
         rows: the samples in a batch.
     """
     spec, slots = context.spec, slots_of(context.local)
-    step = peak_bytes(profile, plan, spec.layers, spec.pruning, rows, slots)
+    step = peak_bytes(profile, plan, spec.layers, spec.pruning, rows, slots, mechanism_of(context))
     if not is_coded(spec.download):
         return step
     # The next changes apply to what was sent, which training overwrites.

@@ -10,6 +10,7 @@ from fedp3.costs import device_time
 from fedp3.costs.compute import ComputeProfile, flops
 from fedp3.costs.memory import client_bytes
 from fedp3.costs.traffic import exchange_bytes, retained_parameters, share_down, traffic_by_layer
+from fedp3.messages.compression import coding_of
 from fedp3.planning.prune_settings import SELECTORS
 
 
@@ -33,6 +34,7 @@ class ClientCost:
     binding: str = ""  # the limit that keeps its device from training everything
     steps: int = 0  # local steps, where the plan names them
     split: int = 1  # parts in which a batch is computed
+    code: str = "none"  # of its uploads
     mb_copy: float = 0.0  # of weights for a client that holds none; as `mb_down` without a code
 
 
@@ -92,6 +94,7 @@ def _client_cost(
         gflop=device_time.round_gflop(profile, plan, context, samples),
         steps=plan.steps,
         split=plan.split,
+        code=coding_of(plan, spec.compression).compress,
     )
 
 

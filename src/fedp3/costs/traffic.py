@@ -22,6 +22,7 @@ from fedp3.messages.compression import (
     UNCOMPRESSED,
     DownloadSettings,
     UploadSettings,
+    coding_of,
     compressor_of,
 )
 from fedp3.messages.mask_code import mask_bytes
@@ -162,6 +163,7 @@ def traffic_by_layer(
 
     Where weights are chosen across tensors, only the sum over the layers is exact.
     """
+    compression = coding_of(plan, compression)
     units = unit_counts(plan, layers, pruning)
     weights, weight_mask_bytes = weight_counts(plan, layers, pruning)
     unit_mask_bytes = _unit_mask_bytes(units, layers, pruning)

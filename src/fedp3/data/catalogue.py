@@ -78,9 +78,10 @@ TEST_PARTS.add(POOLED, pooled)
 @TEST_PARTS.register("official")
 def _kept_apart(data: Dataset) -> Dataset:
     if data.test is None:
+        others = _and(name for name, source in SOURCES.items() if source.files)
         raise DataError(
-            f"[data] test: data set {data.name!r} has no test part of its own; use 'pooled', or a "
-            f"data set that has one, such as {_and(name for name in SOURCES if name != 'digits')}"
+            f"[data] test: data set {data.name!r} has no test part of its own; use 'pooled', or "
+            f"one of {others}, which have one"
         )
     return data
 

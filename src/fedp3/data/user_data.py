@@ -146,7 +146,8 @@ def from_torch(
         lazy: read a row when a batch needs it, and not all of them now.  Random transforms are then
             drawn anew for every step, and the data set need not fit into memory.  They may draw
             from the global generators of Python, NumPy and torch, which are seeded for each row; a
-            generator of the data set's own would not repeat.
+            generator of the data set's own would not repeat.  When a run is resumed, only targets
+            and the first row are compared with those that it began with.
     """
     count = length_of(dataset, name)
     if count == 0:
@@ -229,8 +230,8 @@ def pool(datasets: Sequence[Dataset]) -> tuple[Dataset, list[Tensor]]:
                 )
     y = torch.cat([d.y for d in datasets])
     parts = torch.split(torch.arange(len(y)), [len(d.y) for d in datasets])
-    common = {"y": y, "classes": max(d.classes for d in datasets), "raw": None, "roles": None}
-    everything = replace(first, **common, **_all(datasets))
+    classes = max(d.classes for d in datasets)
+    everything = replace(first, y=y, classes=classes, raw=None, roles=None, **_all(datasets))
     return everything, list(parts)
 
 

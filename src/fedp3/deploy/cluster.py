@@ -109,7 +109,8 @@ def cluster(
     try:
         _wait(lambda: _listens(place), running.superlink, place.folder / "superlink.log")
         for i in range(nodes):
-            running.nodes[i] = start_node(place, i, extra(i) if extra else "")
+            told = f"num-partitions={nodes} {extra(i) if extra else ''}"
+            running.nodes[i] = start_node(place, i, told.strip())
         yield running
     finally:
         stop(running.nodes.values())

@@ -24,7 +24,7 @@ from fedp3.core.errors import ConfigError, InputError
 from fedp3.core.files import read_json
 from fedp3.devices.settings import NODES, DeviceRow, device_of, recorded_row
 from fedp3.devices.table import UNREPORTED, Device
-from fedp3.engines.base import States
+from fedp3.engines.base import Engine, States
 from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.engines.flower.records import Identity
 from fedp3.experiment.assemble import Experiment, assemble, check_plans
@@ -160,12 +160,16 @@ def serve(
     if missing:
         log(WARNING, "the run begins without the clients %s", sorted(missing))
     rounds = config.run.rounds
+
+    def engine(experiment: Experiment, states: States | None) -> Engine:
+        held = None if not simulated else states or States()
+        known = wire if met is None else replace(wire, initial=experiment.start.W)
+        return over(grid, known, roster, held)
+
     outcome = session.train(
         as_registered(experiment, roster, folder),
         folder,
-        lambda experiment, states: over(
-            grid, wire, roster, (states or States()) if simulated else None
-        ),
+        engine,
         resume=settings.resume,
         own_model=True,
         plugins=settings.plugins,

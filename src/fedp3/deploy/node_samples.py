@@ -16,7 +16,7 @@ from fedp3.client.batching import AUTO
 from fedp3.client.objectives import OBJECTIVES, logits_of
 from fedp3.config import Config
 from fedp3.core.errors import DataError, InputError
-from fedp3.data import Dataset, first_record, gather
+from fedp3.data import Dataset, first_record, from_torch, gather
 from fedp3.data.inputs import call, tensors_of
 from fedp3.data.partition import split
 from fedp3.data.shards import Shard
@@ -86,6 +86,8 @@ def _arguments(load_data: LoadData, context: Context) -> dict[str, object]:
 
 def _is_set(part: object) -> bool:
     """Whether this is a data set by itself, and not one of x and y."""
+    if _is_rows(part):
+        return True
     if isinstance(part, tuple | list):
         return len(part) == 2 and all(isinstance(w, torch.Tensor | np.ndarray) for w in part)
     if isinstance(part, torch.Tensor | np.ndarray | str | Mapping):
@@ -93,14 +95,22 @@ def _is_set(part: object) -> bool:
     return isinstance(part, Dataset | TorchDataset | DataLoader) or hasattr(part, "__getitem__")
 
 
+def _is_rows(part: object) -> bool:
+    """Whether this is a list of rows with named columns."""
+    return isinstance(part, list) and bool(part) and isinstance(part[0], Mapping)
+
+
 def _dataset(part: Any, net: nn.Module, *, labelled: bool) -> Dataset:
     """A data set of all samples in what the user loaded."""
     if part is None:
         raise DataError(f"load_data returned None, want {WANTED}")
-    gathered = gather(part, labelled=labelled)
-    data, parts = gathered.data, gathered.parts
-    if parts is not None:
-        raise DataError(f"load_data returned a list of {len(parts)} data sets, want {WANTED}")
+    if _is_rows(part):
+        data = from_torch(part, labelled=labelled)
+    else:
+        gathered = gather(part, labelled=labelled)
+        data, parts = gathered.data, gathered.parts
+        if parts is not None:
+            raise DataError(f"load_data returned a list of {len(parts)} data sets, want {WANTED}")
     return replace(data, x=_as_argument(data.x, net))
 
 

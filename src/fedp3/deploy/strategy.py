@@ -39,6 +39,7 @@ from fedp3.runs.session import Outcome
 from fedp3.server.context import RoundRecord
 
 FALLBACK_CLIENTS = 1000  # with which settings are checked before the nodes tell how many they are
+FIRST_ANSWER_SECONDS = 600.0  # besides `wait`, if nodes are online
 SIMULATED_REST, DEPLOYED_REST = 0.02, 1.0  # seconds between two looks for replies
 KINDS = {"G": "global", "D": "dispatched", "P": "personal"}
 log = logging.getLogger("flwr").log  # what `flwr run --stream` shows
@@ -200,13 +201,19 @@ def _introduce(grid: Grid, settings: Mapping[str, Any], wait: float) -> Introduc
         answered = set(grid.get_node_ids()) <= roster.met.keys() | roster.refused.keys()
         hopeless = answered and simulated and bool(roster.refused)
         complete = bool(roster.met) and roster.nodes.keys() >= set(range(_clients(roster)))
-        if complete or hopeless or end < time.monotonic():
+        if complete or hopeless or (end < time.monotonic() and not _first_answer_due(roster, end)):
             break
         asking.rest()
     if not roster.met or (simulated and roster.refused):
         raise RunError(_nobody(roster, wait))
     rest = partial(time.sleep, SIMULATED_REST if simulated else DEPLOYED_REST)
     return Introduced(roster=roster, settings=text, action=ACTION, rest=rest, simulated=simulated)
+
+
+def _first_answer_due(roster: Roster, end: float) -> bool:
+    """Whether no node has answered yet and one may: its process may start on a busy machine."""
+    waiting = bool(roster.queries) and not roster.met and not roster.refused
+    return waiting and time.monotonic() < end + FIRST_ANSWER_SECONDS
 
 
 def _clients(roster: Roster) -> int:
@@ -223,8 +230,8 @@ def _nobody(roster: Roster, wait: float) -> str:
             "app's ClientApp"
         )
     reasons = Counter(roster.refused.values())
-    texts = [f"{reason} ({count} nodes)" for reason, count in reasons.items()]
-    return f"{len(roster.refused)} nodes cannot take part: {'; '.join(texts)}"
+    texts = (f"{count} node{'s' * (count > 1)}: {reason}" for reason, count in reasons.items())
+    return f"the run cannot begin; {'; '.join(texts)}"
 
 
 def _assembled(settings: Mapping[str, Any], net: nn.Module, roster: Roster) -> Experiment:
@@ -242,7 +249,7 @@ def _assembled(settings: Mapping[str, Any], net: nn.Module, roster: Roster) -> E
 
 def _counted(examples: int) -> Shard:
     """A shard of this many train samples, of which the server knows nothing but their number."""
-    return Shard(torch.zeros(examples, dtype=torch.int64), NO_SAMPLES.test)
+    return Shard(torch.arange(examples), NO_SAMPLES.test)
 
 
 def _refuse_others(roster: Roster, config: Config) -> None:

@@ -10,6 +10,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -27,6 +28,7 @@ BATCH = 32
 DISK_MB = 64
 CONNECTS = 5
 CONNECT_TIMEOUT = 5.0  # seconds
+REPEATS = 5  # of the measurement of GFLOP/s
 
 
 def workload() -> tuple[nn.Module, Tensor]:
@@ -141,3 +143,51 @@ def connect_seconds(host: str, port: int, clock: Clock = time.perf_counter) -> f
         except OSError:
             return None
     return statistics.median(times)
+
+
+# --------------------------------------------------------------------------- all of it
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Machine:
+    """What was measured of this machine.
+
+    Args:
+        rates: GFLOP/s of training, once for each repeat.
+        memory_mb: all of its memory.
+        disk: MB/s that are written.
+        latency: seconds to connect to the server; None if that failed, or none was named.
+    """
+
+    rates: tuple[float, ...]
+    memory_mb: int
+    disk: float
+    latency: float | None
+
+    @property
+    def gflops(self) -> float:
+        """The median of the repeats, with three digits."""
+        return float(f"{statistics.median(self.rates):.3g}")
+
+
+def measure_machine(
+    seconds: float, folder: Path, address: tuple[str, int] | None, note: Callable[[str], None]
+) -> Machine:
+    """Measure this machine.
+
+    Args:
+        seconds: how long to train.
+        folder: where the disk is measured.
+        address: host and port of a server; None if there is none.
+        note: is told what is measured next.
+    """
+    memory = total_memory_mb()
+    note("measuring the disk")
+    disk = disk_mb_per_second(folder)
+    latency = None
+    if address is not None:
+        note(f"connecting to {address[0]}, port {address[1]}")
+        latency = connect_seconds(*address)
+    note(f"training for {seconds:g} s on one thread")
+    rates = training_gflops(seconds / REPEATS, REPEATS)
+    return Machine(rates=rates, memory_mb=round(memory), disk=disk, latency=latency)

@@ -3,8 +3,9 @@
 A candidate is a window of adjacent hidden layers, which are trained in full and uploaded with the
 head, and a share `keep` of all other layers, which are frozen unless the config says otherwise.
 For a device, a candidate becomes an option with the fewest parts per batch that fit into its memory
-and the most local steps that fit into its time.  The search is exhaustive: every window with every
-share is a candidate.
+and the most local steps that fit into its time.  Of the codes that uploads may have, it gets the
+one with the most bits that allows as many steps as any.  The search is exhaustive: every window
+with every share is a candidate.
 """
 
 import math
@@ -51,7 +52,7 @@ class Candidate:
         window: the hidden layers that are trained in full.
         layers: the plan of each layer.
         down: bytes that are sent to the client.
-        up: bytes that it uploads.
+        up: bytes that it uploads, for each code that its plan may name; empty is the run's own.
         step_gflop: GFLOP of one local step.
         share: the share of the network's parameters that the client has.
     """
@@ -59,9 +60,14 @@ class Candidate:
     window: Window
     layers: Mapping[Layer, LayerPlan]
     down: int
-    up: int
+    up: Mapping[str, int]
     step_gflop: float
     share: float
+
+    @property
+    def least_up(self) -> int:
+        """Bytes of the shortest upload."""
+        return min(self.up.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +77,14 @@ class Option:
     candidate: Candidate
     steps: int
     split: int
+    code: str
     seconds: float
 
     @property
     def plan(self) -> ClientPlan:
         """The plan, for a client that is yet to be named."""
-        return ClientPlan(-1, self.candidate.layers, steps=self.steps, split=self.split)
+        layers = self.candidate.layers
+        return ClientPlan(-1, layers, steps=self.steps, split=self.split, code=self.code)
 
 
 @dataclass(frozen=True)
@@ -126,6 +134,7 @@ def make_menu(
     samples: int,
     extra: Params,
     *,
+    codes: Sequence[str] = (),
     all_steps: bool = False,
 ) -> Menu:
     """All candidates of a run, and how they may be varied.
@@ -136,11 +145,12 @@ def make_menu(
         settings: the run's `[plan]`, which says what becomes of layers outside a window.
         samples: the training samples of the clients that the menu is for.
         extra: the method's tensors.
+        codes: the codes that uploads may have instead of the run's.
         all_steps: every device takes all local steps; under LDP they are what is accounted for.
     """
     local, hooks = context.local, context.hooks
     steps = step_count(local, samples)
-    candidates = tuple(_candidates(context, profile, settings, samples, steps, extra))
+    candidates = tuple(_candidates(context, profile, settings, samples, steps, extra, codes))
     one_pass = len(hooks.passes) == 1 and hooks.step is None
     return Menu(
         context=context,
@@ -160,6 +170,7 @@ def _candidates(
     samples: int,
     steps: int,
     extra: Params,
+    codes: Sequence[str],
 ) -> list[Candidate]:
     layers, pruning = context.layers, context.pruning
     H = len(layers.hidden)
@@ -172,13 +183,18 @@ def _candidates(
         for keep in KEEPS[:1] if is_full else KEEPS:
             plan = ClientPlan(0, window_plans(layers, settings, window, keep))
             spec = context.spec
-            bytes_of = traffic(plan, layers, pruning, spec.compression, spec.download)
+            bytes_of = {
+                code: traffic(
+                    replace(plan, code=code), layers, pruning, spec.compression, spec.download
+                )
+                for code in ("", *codes)
+            }
             found.append(
                 Candidate(
                     window=window,
                     layers=plan.layers,
-                    down=bytes_of.copy + exchanged,
-                    up=bytes_of.up + exchanged,
+                    down=bytes_of[""].copy + exchanged,
+                    up={code: t.up + exchanged for code, t in bytes_of.items()},
                     step_gflop=round_gflop(profile, plan, context, samples) / steps,
                     share=retained_parameters(plan, layers, pruning) / everything,
                 )
@@ -218,13 +234,13 @@ def longest_phase(device: Device, down: int, up: int, gflop: float) -> str:
 
 def option_of(menu: Menu, candidate: Candidate, device: Device, limits: Limits) -> Option | None:
     """The candidate on a device, with the fewest parts and the most steps; None if none fits."""
-    down, one_step, up = transfer_and_work(
-        device, candidate.down, candidate.up, candidate.step_gflop
-    )
-    rest = limits.seconds - down - up
-    steps = menu.steps
-    if one_step * steps > rest:
-        steps = math.floor(rest / one_step) if menu.varies_steps and rest > 0 else 0
+    best = (0, 0, "", 0.0)  # steps, bytes of the upload, its code, seconds of all
+    for code, size in candidate.up.items():
+        down, one_step, up = transfer_and_work(device, candidate.down, size, candidate.step_gflop)
+        steps = _most_steps(menu, one_step, limits.seconds - down - up)
+        if (steps, size) > best[:2]:
+            best = (steps, size, code, down + one_step * steps + up)
+    steps, _, code, seconds = best
     if steps < 1:
         return None
     split = _fewest_parts(menu, candidate, limits.memory)
@@ -234,8 +250,16 @@ def option_of(menu: Menu, candidate: Candidate, device: Device, limits: Limits) 
         candidate=candidate,
         steps=steps if steps < menu.steps else 0,
         split=split,
-        seconds=down + one_step * steps + up,
+        code=code,
+        seconds=seconds,
     )
+
+
+def _most_steps(menu: Menu, one_step: float, seconds: float) -> int:
+    """The most local steps that fit into this time."""
+    if one_step * menu.steps <= seconds:
+        return menu.steps
+    return math.floor(seconds / one_step) if menu.varies_steps and seconds > 0 else 0
 
 
 def _fewest_parts(menu: Menu, candidate: Candidate, memory: float) -> int | None:
@@ -286,7 +310,7 @@ def binding_limit(menu: Menu, device: Device, limits: Limits) -> str:
         return ""
     if _fewest_parts(menu, full, limits.memory) is None:
         return "memory"
-    return longest_phase(device, full.down, full.up, full.step_gflop * menu.steps)
+    return longest_phase(device, full.down, full.least_up, full.step_gflop * menu.steps)
 
 
 Needs = Callable[[Candidate], bool]
@@ -302,7 +326,7 @@ def smallest_change(
             steps = 1 if menu.varies_steps else menu.steps
             takes = sum(
                 transfer_and_work(
-                    device, candidate.down, candidate.up, candidate.step_gflop * steps
+                    device, candidate.down, candidate.least_up, candidate.step_gflop * steps
                 )
             )
             if _fewest_parts(menu, candidate, limit.memory) is not None:

@@ -153,7 +153,13 @@ def _menus(inputs: FleetInputs, plan: PlanSettings, *, all_steps: bool) -> dict[
         rows = samples if context.local.epochs else min(samples, context.local.batch)
         if rows not in known:
             known[rows] = make_menu(
-                context, inputs.profile, plan, rows, inputs.extra, all_steps=all_steps
+                context,
+                inputs.profile,
+                plan,
+                rows,
+                inputs.extra,
+                codes=inputs.settings.codes,
+                all_steps=all_steps,
             )
         menus[client] = known[rows]
     return menus

@@ -13,6 +13,7 @@ from fedp3.devices.clock import ALWAYS
 from fedp3.devices.round_ends import ROUND_ENDS
 from fedp3.devices.table import UNREPORTED, Device
 from fedp3.devices.window_draws import WINDOW_DRAWS
+from fedp3.messages.compressors import COMPRESSORS
 
 NODES = "nodes"  # the fleet that consists of what Flower's nodes report
 Positive = Annotated[float, Field(gt=0)]
@@ -55,6 +56,11 @@ class DevicesSettings:
         default="auto",
         description="auto chooses for each device what it trains, holds and computes; manual "
         "leaves that to plan.layers and prune.keep",
+    )
+    codes: tuple[Annotated[str, NameIn(COMPRESSORS)], ...] = Field(
+        default=(),
+        description="with planner = 'auto': codes that a device's uploads may have instead of "
+        "upload.compress; each device gets the code with the most bits that costs it no local step",
     )
     windows: Annotated[str, NameIn(WINDOW_DRAWS)] = Field(
         default="balanced",

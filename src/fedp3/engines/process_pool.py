@@ -20,11 +20,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, replace
+from multiprocessing.context import BaseContext
 from multiprocessing.synchronize import Event
 from time import monotonic
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fedp3.client.context import ClientContext
 from fedp3.client.update import Job
@@ -141,6 +142,20 @@ def _check_picklable(what: str, part: object) -> None:
         ) from None
 
 
+def _process_context() -> BaseContext:
+    """How workers are started.
+
+    A fork of this process would copy locks of its other threads.  Where the system can, workers are
+    forks of a process that has imported torch and has no other threads: importing it takes longer
+    than all else that a worker does at its start.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__])
+    return context
+
+
 class _Workers:
     """The worker processes, which can be killed and replaced by new ones at any time."""
 
@@ -149,16 +164,20 @@ class _Workers:
         _check_picklable("a data set that is read lazily", setup.context.data.rows)
         _check_picklable("hooks", setup.context.hooks)
         self._setup, self._count = setup, workers
-        self._spawn = multiprocessing.get_context("spawn")  # fork would copy locks of other threads
-        self.started = self._spawn.Event()  # set by every worker that is ready for its first task
+        self._processes = _process_context()
+        self.started = self._processes.Event()  # set by every worker ready for its first task
+        # One block of shared memory: a process cannot be sent a file for each of many tensors.
+        context = setup.context
+        (self._held,) = pack([(context.net, context.initial, setup.shards)], new_block)
         self._executor = self._new_executor()
 
     def _new_executor(self) -> ProcessPoolExecutor:
         setup = self._setup
         for plugin in setup.plugins:
             load_plugin(plugin.path, plugin.sha256)  # refuses a file that was changed meanwhile
-        arguments = (setup.plugins, setup.context, setup.shards, self.started)
-        return ProcessPoolExecutor(self._count, self._spawn, _start_worker, arguments)
+        context = replace(setup.context, net=nn.Identity(), initial={})
+        arguments = (setup.plugins, context, self._held, self.started)
+        return ProcessPoolExecutor(self._count, self._processes, _start_worker, arguments)
 
     def submit(self, packed: Packed, block: Tensor | None) -> Future[Packed]:
         """Have a group of jobs computed; the block may be used for the answers."""
@@ -261,15 +280,16 @@ _worker: _Worker | None = None  # set by `_start_worker`, in a worker process on
 
 
 def _start_worker(
-    plugins: Sequence[Plugin], context: ClientContext, shards: Mapping[int, Shard], started: Event
+    plugins: Sequence[Plugin], context: ClientContext, held: Packed, started: Event
 ) -> None:
     global _worker
     torch.set_num_threads(1)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which ends the workers
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    net, initial, shards = unpack(held)
     # Its tensors arrive in shared memory.  Workers share what is frozen and nothing else.
-    net = copy_network(context.net)
-    _worker = _Worker(replace(context, net=net), shards, deque(maxlen=4 * AHEAD))
+    context = replace(context, net=copy_network(net), initial=initial)
+    _worker = _Worker(context, shards, deque(maxlen=4 * AHEAD))
     started.set()
 
 

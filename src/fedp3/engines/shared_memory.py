@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 import torch.multiprocessing  # registers how tensors are sent to other processes
-from torch import Tensor
+from torch import Tensor, nn
 
 Packed = tuple[bytes, Tensor]  # a pickle, and the block that holds its tensors
 GetBlock = Callable[[int], Tensor]  # size in bytes -> a block of at least this size
@@ -35,14 +35,18 @@ class _Layout:
 
 
 class _Pickler(pickle.Pickler):
-    """Writes the places of tensors into the pickle instead of their values."""
+    """Writes the places of tensors into the pickle instead of their values.
+
+    Parameters of a network stay in the pickle: in a block they would be plain tensors.
+    """
 
     def __init__(self, file: io.BytesIO, layout: _Layout) -> None:
         super().__init__(file, pickle.HIGHEST_PROTOCOL)
         self.layout = layout
 
     def persistent_id(self, obj: Any) -> Place | None:
-        return self.layout.place(obj) if isinstance(obj, Tensor) else None
+        placed = isinstance(obj, Tensor) and not isinstance(obj, nn.Parameter)
+        return self.layout.place(obj) if placed else None
 
 
 class _Unpickler(pickle.Unpickler):

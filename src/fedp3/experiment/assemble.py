@@ -35,6 +35,7 @@ from fedp3.experiment.compatibility import (
     check_device,
     check_hooks,
     check_model,
+    check_overlap,
     refuse_frozen,
     smallest_batch,
     with_fitting_numbers,
@@ -211,6 +212,8 @@ def assemble_from(
     refuse_frozen(net)
     client = _client_context(config, spec, net, data)
     central = None if test is None else replace(client, data=test)
+    if config.privacy.enabled and not config.client_privacy.enabled:
+        requirements.check(client, shards, config.privacy.delta)
     exchange = spec.hooks.exchange
     extra = exchange.begin(spec.layers, data.classes) if exchange else {}
     server = with_fleet(_server_context(config, spec, shards), config, client, extra)
@@ -228,10 +231,7 @@ def assemble_from(
     experiment = Experiment(config, server, client, shards, start)
     if config.client_privacy.enabled:
         return _with_client_privacy(experiment)
-    if not config.privacy.enabled:
-        return experiment
-    requirements.check(experiment.client, experiment.shards, config.privacy.delta)
-    if not resolve_noise:
+    if not config.privacy.enabled or not resolve_noise:
         return experiment
     return _with_budget(experiment, config.privacy.noise_multiplier)
 
@@ -344,6 +344,7 @@ def _server_context(config: Config, spec: RunSpec, shards: Mapping[int, Shard]) 
         aggregator = AGGREGATORS.pick(config.aggregate.rule)(config.aggregate, spec)
     else:
         aggregator = make_aggregator(config.aggregate, spec)
+    check_overlap(config.devices, config.aggregate.rule, aggregator)
     # What is chosen for devices follows; a keep file was read together with the config.
     share = 1.0 if isinstance(config.prune.keep, str) else config.prune.keep
     return ServerContext(

@@ -1,4 +1,4 @@
-"""Whether a network fits its data and this machine.
+"""Whether a network fits its data and this machine, and whether a run's parts fit each other.
 
 The network is tried on two samples, in training and in evaluation mode, before any client trains.
 """
@@ -17,7 +17,10 @@ from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.data import Batch, Dataset, records
 from fedp3.data.inputs import call, tensors_of
 from fedp3.data.shards import Shard
+from fedp3.devices.round_ends import ROUND_ENDS
+from fedp3.devices.settings import DevicesSettings
 from fedp3.models.buffers import restored_buffers
+from fedp3.server.aggregators import Aggregator
 
 
 def smallest_batch(shards: Mapping[int, Shard], size: int) -> int:
@@ -143,6 +146,18 @@ def check_hooks(spec: RunSpec) -> None:
             f"the method's {' and '.join(parts)} {'is' if len(parts) == 1 else 'are'} made for "
             "classification, and this run has another objective; use a method without it, such as "
             "fedavg or fedp3"
+        )
+
+
+def check_overlap(devices: DevicesSettings, rule: str, aggregator: Aggregator) -> None:
+    """Refuse a rule that has no meaning for updates which started from an older model."""
+    overlaps = devices.described and ROUND_ENDS.pick(devices.round_end).end is None
+    if overlaps and not aggregator.of_changes:
+        raise InputError(
+            f"[aggregate] rule: {rule!r} weighs an update by where it is, which says nothing about "
+            "one that started from an older model ([devices] round_end = 'buffered'); set "
+            "'simple', 'examples' or 'weighted'; a rule of your own whose weights do not depend on "
+            "where an update is says so with Aggregator(of_changes=True)"
         )
 
 

@@ -22,6 +22,9 @@ from fedp3.devices.settings import NODES
 from fedp3.devices.table import Device
 from fedp3.methods import METHODS
 from fedp3.planning.layer_sets import AUTO
+from fedp3.privacy import requirements
+from fedp3.privacy.mechanism import PrivateSteps
+from fedp3.privacy.settings import Mechanism
 from fedp3.server.context import ServerContext
 from fedp3.server.rounds import plans_for
 
@@ -52,6 +55,10 @@ def with_fleet(
     if not settings.described or awaits or not any(examples.values()):
         return server
     devices = reported or run_devices(settings, server.clients, config.run.seed)
+    if config.privacy.enabled:
+        # How gradients are clipped decides about memory; the noise is found after the plans.
+        mechanism = Mechanism(clip=config.privacy.clip, ghost=requirements.uses_ghost(client))
+        client = replace(client, steps=PrivateSteps(mechanism))
     inputs = FleetInputs(
         settings=settings,
         devices=devices,
@@ -79,7 +86,8 @@ def on_devices(costs: Sequence[ClientCost], fleet: RunFleet) -> list[ClientCost]
     placed = []
     for cost in costs:
         device, binding = fleet.devices[cost.id], fleet.binding[cost.id]
-        down, up = round(1e6 * cost.mb_down), round(1e6 * cost.mb_up)
+        # A device that missed many changes is sent a copy: no download is longer.
+        down, up = round(1e6 * cost.mb_copy), round(1e6 * cost.mb_up)
         seconds = sum(transfer_and_work(device, down, up, cost.gflop))
         placed.append(replace(cost, seconds=seconds, binding=binding))
     return placed

@@ -40,9 +40,11 @@ from fedp3.messages.compression import (
     UNCOMPRESSED,
     DownloadSettings,
     UploadSettings,
+    coding_of,
     compressor_of,
     uploaded_tensors,
 )
+from fedp3.messages.compressors import COMPRESSORS
 from fedp3.messages.framing import Reader, frame, open_frame, values_bytes
 from fedp3.messages.task_masks import packed_masks, read_masks
 from fedp3.planning.prune_settings import SELECTORS, PruneSettings
@@ -96,6 +98,7 @@ def encode_task(
         "deal": task.plan.deal,
         "steps": task.plan.steps,
         "split": task.plan.split,
+        "code": task.plan.code,
         "extra": _shapes(task.extra),
     }
     if task.download is not None:
@@ -185,6 +188,7 @@ def _task_of(
             deal=fields.deal(*header["deal"]),
             steps=fields.integer(header["steps"]),
             split=fields.integer(header["split"], least=1),
+            code=fields.name(header["code"], COMPRESSORS),
         )
         t = fields.integer(header["t"])
         state_from = fields.integer(header["state_from"], least=-1)
@@ -280,6 +284,7 @@ def encode_tensors(
     compression: UploadSettings,
 ) -> bytes:
     """The uploaded tensors, with their scales, as they are in a message."""
+    compression = coding_of(task.plan, compression)
     return b"".join(
         tensor_code.encode(
             update.tensors[n],
@@ -315,6 +320,7 @@ def decode_update(
         compression: how the run compresses uploads.
         room: how many bytes a method's tensors may take.
     """
+    compression = coding_of(task.plan, compression)
     masks = _expected_tensors(task, layers, unfed_columns)
     counts = {n: M.count(mask, layers.shapes[n]) for n, mask in masks.items()}
     header, payload = open_frame(data, "update", 4 * sum(counts.values()) + room)

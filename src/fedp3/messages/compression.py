@@ -5,6 +5,7 @@ The codes themselves are in `fedp3.messages.compressors`.
 
 from collections.abc import Iterable
 from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from typing import Annotated, Literal
 
 import torch
@@ -92,6 +93,11 @@ class PackedUpload:
     residual: Params
 
 
+def coding_of(plan: ClientPlan, settings: UploadSettings) -> UploadSettings:
+    """How the uploads of this plan are compressed: by its own code, or by the run's."""
+    return replace(settings, compress=plan.code) if plan.code else settings
+
+
 def compressor_of(name: str, layers: LayerMap, settings: Coding) -> Compressor | None:
     """The compressor of one tensor; None where it is sent uncompressed."""
     compressor = COMPRESSORS.pick(settings.compress)
@@ -108,6 +114,7 @@ def scales_of(
     plan: ClientPlan, layers: LayerMap, settings: UploadSettings
 ) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the scales in an update under this plan."""
+    settings = coding_of(plan, settings)
     scales: dict[str, tuple[int, ...]] = {}
     for l in plan.uploaded:
         for n in layers.layers[l]:
@@ -131,6 +138,9 @@ def pack(
 ) -> PackedUpload:
     """Compress an upload.
 
+    What a code with error feedback left out is added to the client's next change of the tensor,
+    whichever code that one has.
+
     Args:
         tensors: what the client uploads, full-shaped.
         task: the task that it answers.
@@ -140,8 +150,9 @@ def pack(
         seed: the run's seed.
         state: the client's state, with the residuals of earlier rounds.
     """
+    settings = coding_of(task.plan, settings)
     if COMPRESSORS.pick(settings.compress) is None:
-        return PackedUpload(tensors=tensors, scales={}, residual={})
+        return PackedUpload(tensors=tensors, scales={}, residual=_left_from_before(state, {}))
     residual: dict[str, Tensor] = {}
     packed: dict[str, Tensor] = {}
     scales: dict[str, Tensor] = {}
@@ -152,7 +163,7 @@ def pack(
             packed[n] = tensors[n]
             continue
         change = tensors[n] - _sent_by_server(n, task, layers.shapes[n])
-        error = state.get(f"{RESIDUAL}{n}") if compressor.feedback else None
+        error = state.get(f"{RESIDUAL}{n}")
         if error is not None:
             change += error
         packed[n], scale = pack_tensor(change, mask, compressor, settings.share, rng)
@@ -161,10 +172,18 @@ def pack(
         if compressor.feedback:
             left_out = change.sub_(value_of(packed[n], scale))
             residual[f"{RESIDUAL}{n}"] = _where_exchanged(left_out, mask, error)
-    for n, w in state.items():
-        if n.startswith(RESIDUAL) and n not in residual:
-            residual[n] = w.clone()  # two states of a client are stored without sharing tensors
+        elif error is not None:  # it was sent now
+            residual[f"{RESIDUAL}{n}"] = _where_exchanged(torch.zeros_like(error), mask, error)
+    residual |= _left_from_before(state, residual)
     return PackedUpload(tensors=packed, scales=scales, residual=residual)
+
+
+def _left_from_before(state: Params, sent: Params) -> dict[str, Tensor]:
+    """The residuals of tensors that are not sent coded now.
+
+    They are copied, because two states of a client are stored without sharing tensors.
+    """
+    return {n: w.clone() for n, w in state.items() if n.startswith(RESIDUAL) and n not in sent}
 
 
 def _where_exchanged(left_out: Tensor, mask: Mask, error: Tensor | None) -> Tensor:
@@ -195,6 +214,7 @@ def unpack(
         settings: the run's compression.
         started_from: weights to which a change is added instead of those that were sent.
     """
+    settings = coding_of(task.plan, settings)
     if COMPRESSORS.pick(settings.compress) is None:
         return tensors
     unpacked = {}

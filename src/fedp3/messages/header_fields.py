@@ -4,7 +4,7 @@ A wrong field raises ValueError or TypeError.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import get_args
 
 from fedp3.core.types import LayerPlan, Send, Upload
@@ -50,6 +50,13 @@ def deal(part: object, parts: object) -> tuple[int, int]:
     if integer(part) >= integer(parts, least=1):
         raise ValueError("the client's part of the units is beyond the number of parts")
     return integer(part), integer(parts, least=1)
+
+
+def name(value: object, known: Collection[str]) -> str:
+    """A registered name, or nothing."""
+    if not isinstance(value, str) or (value and value not in known):
+        raise ValueError(f"want one of {', '.join(known)}, or nothing")
+    return value
 
 
 def reason(error: Exception) -> str:

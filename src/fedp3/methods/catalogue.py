@@ -318,3 +318,13 @@ _add(
     "LoRA of a rank by capacity; products are averaged and cut to each rank (Bai et al., 2024)",
     _ranks("product", aggregate={"rule": "examples"}),
 )
+_add(
+    "flora",
+    "LoRA of a rank by capacity; products are added to the weights in full (Wang et al., 2024)",
+    _ranks("stack", aggregate={"rule": "examples"}),
+)
+_add(
+    "fedra",
+    "LoRA in a few blocks per client and round, the others are skipped (Su et al., 2024)",
+    _lora("factors", plan={"layers": "blocks-2", "redraw": True, "others": "skip"}),
+)

@@ -32,16 +32,19 @@ class AdapterRule:
     Args:
         freezes_a: A stays as the seed draws it, and only B is trained and exchanged.
         combines: the server combines products B A and not the matrices themselves.
+        folds: it adds them to a matrix that is sent beside the adapter, which begins anew.
     """
 
     freezes_a: bool = False
     combines: bool = False
+    folds: bool = False
 
 
 ADAPTER_RULES: Registry[AdapterRule] = Registry("rule for adapters")
 ADAPTER_RULES.add("freeze_a", AdapterRule(freezes_a=True))
 ADAPTER_RULES.add("factors", AdapterRule())
 ADAPTER_RULES.add("product", AdapterRule(combines=True))
+ADAPTER_RULES.add("stack", AdapterRule(combines=True, folds=True))
 # (network, settings, tensors that stay frozen, seed) -> the network with adapters
 Attach = Callable[[nn.Module, "AdapterSettings", Iterable[str], int], nn.Module]
 ADAPTERS: Registry[Attach | None] = Registry("adapter")
@@ -72,7 +75,8 @@ class AdapterSettings:
         default="freeze_a",
         description="freeze_a, A stays as the seed draws it and B is averaged, which is exact; "
         "factors, A and B are averaged separately; product, the products B A are averaged, and "
-        "the mean is cut back to the rank by a singular value decomposition",
+        "the mean is cut back to the rank by a singular value decomposition; stack, the mean of "
+        "the products is added to the weights as it is, and A and B begin anew",
     )
     scale: float = Field(
         default=2.0, gt=0, description="factor of the product B A, often written as alpha / rank"
@@ -105,7 +109,7 @@ def with_adapters(
 def _with_lora(
     net: nn.Module, settings: AdapterSettings, frozen: Iterable[str], seed: int
 ) -> nn.Module:
-    layers = found_layers(net)
+    layers, rule = found_layers(net), ADAPTER_RULES.pick(settings.rule)
     head = list(layers)[-1]
     named = [head if name == HEAD and HEAD not in layers else name for name in settings.train]
     trained = set(tensors_named(net, layers, named, "[adapter] train")) - set(frozen)
@@ -116,9 +120,10 @@ def _with_lora(
     adapted = freeze(net, [n for n in names if n not in trained])
     for j, path in enumerate(targets):
         with layers_draw_from(stream(seed, Stream.ADAPTER, j)):
-            adapter = LoRALinear(adapted.get_submodule(path), settings.rank, settings.scale)
+            base = adapted.get_submodule(path)
+            adapter = LoRALinear(base, settings.rank, settings.scale, folds=rule.folds)
         put_module(adapted, path, adapter)
-        if ADAPTER_RULES.pick(settings.rule).freezes_a:
+        if rule.freezes_a:
             freeze_one(adapter.a, "weight")
     return adapted
 

@@ -40,13 +40,19 @@ def freeze(net: nn.Module, names: Iterable[str]) -> nn.Module:
     }
     copied = copy.deepcopy(net, {**chosen, **_shared(net)})
     for module in copied.modules():
-        kinds = {True: module._parameters, False: module._buffers}
-        for was_parameter, table in kinds.items():
-            for name, w in list(table.items()):
-                if id(w) in buffers:
-                    del table[name]
-                    _keep(module, name, buffers[id(w)], was_parameter=was_parameter)
+        _freeze_own(module, buffers)
     return copied
+
+
+def _freeze_own(module: nn.Module, buffers: Mapping[int, Tensor]) -> None:
+    """Freeze the tensors of a module itself that are among these, by identity."""
+    own: list[tuple[str, Tensor | None, bool]] = []
+    own += [(name, w, True) for name, w in module._parameters.items()]
+    own += [(name, w, False) for name, w in module._buffers.items()]
+    for name, w, was_parameter in own:
+        if id(w) in buffers:
+            (module._parameters if was_parameter else module._buffers).pop(name)
+            _keep(module, name, buffers[id(w)], was_parameter=was_parameter)
 
 
 def _tensors(net: nn.Module) -> Iterator[tuple[str, Tensor]]:

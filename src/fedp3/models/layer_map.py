@@ -18,7 +18,7 @@ from fedp3.core.types import FrozenTensor, Layer, LayerMap
 from fedp3.models.block_kinds import kind_of, known_units
 from fedp3.models.buffers import record_initial_values
 from fedp3.models.frozen import COUNTER, frozen_tensors, own_weights
-from fedp3.models.lora import LoRALinear, lora_modules, rank_units
+from fedp3.models.lora import FOLDED, LoRALinear, folded_apart, lora_modules, rank_units
 from fedp3.models.transformer_blocks import block_layers, find_blocks
 from fedp3.models.unit_tracing import LAYER_NORMS, ROOT, Trace, trace_units
 
@@ -52,6 +52,7 @@ def layer_map(
         found = _check_layers(layers, everything, aliases)
     else:
         found = _found(net, everything, trace, sublayers=sublayers)
+    found = folded_apart(found, net)
     named = _without(found, frozen)
     axes, units = dict(trace.axes), dict(trace.groups)
     for path, block in blocks.items():
@@ -89,6 +90,7 @@ def layer_map(
         aliases=aliases,
         residual=_residual(blocks, named),
         frozen=_places(found, frozen),
+        constant=frozenset({FOLDED} & found.keys()) if rank_groups else frozenset(),
     )
 
 

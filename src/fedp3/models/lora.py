@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from fedp3.core.types import Axis, Group, Layer, LayerMap, UnitGroup
 
 A, B = "a.weight", "b.weight"  # names of the two matrices within an adapter
+FOLD = "fold.weight"  # what was learned in earlier rounds and is no product of this rank any more
+FOLDED = "folded"  # the layer of these
 TRANSPOSED = "Conv1D"  # the class that GPT-2 of Hugging Face uses: its weight is inputs x outputs
 
 
@@ -28,22 +30,27 @@ class LoRALinear(nn.Module):
         base: the module, whose tensors are frozen.
         rank: the number of pairs.
         scale: the factor of the product, often written as alpha / rank.
+        folds: whether there is a matrix of the size of the weight beside it, for products of
+            earlier rounds.
     """
 
-    def __init__(self, base: nn.Module, rank: int, scale: float) -> None:
+    def __init__(self, base: nn.Module, rank: int, scale: float, *, folds: bool = False) -> None:
         super().__init__()
         inputs, outputs = linear_sizes(base)
         self.base = base
         self.a = nn.Linear(inputs, rank, bias=False)
         self.b = nn.Linear(rank, outputs, bias=False)
+        self.fold = nn.Linear(inputs, outputs, bias=False) if folds else None
         self.scale = scale
+        if self.fold is not None:
+            nn.init.zeros_(self.fold.weight)
         nn.init.uniform_(self.a.weight, -1 / math.sqrt(inputs), 1 / math.sqrt(inputs))
         nn.init.zeros_(self.b.weight)
 
     def forward(self, x: Tensor) -> Tensor:
         """The outputs of the module and of its adapter, added up."""
         outputs: Tensor = self.base(x) + self.scale * self.b(self.a(x))
-        return outputs
+        return outputs if self.fold is None else outputs + self.fold(x)
 
 
 def is_linear(m: nn.Module) -> bool:
@@ -71,6 +78,8 @@ def merge(net: nn.Module) -> None:
     """
     for path, adapter in lora_modules(net).items():
         change = adapter.scale * (adapter.b.weight.double() @ adapter.a.weight.double())
+        if adapter.fold is not None:
+            change += adapter.fold.weight.double()
         weight: Any = adapter.base.weight
         if type(adapter.base).__name__ == TRANSPOSED:
             change = change.T
@@ -118,12 +127,25 @@ class Pair:
     layer: Layer
     a: str
     b: str
+    fold: str
 
 
 def pairs_of(layers: LayerMap) -> Iterator[Pair]:
     """The adapters of which both matrices are trained."""
     for l, names in layers.layers.items():
         for b in names:
-            a = b.removesuffix(B) + A
+            path = b.removesuffix(B)
+            a, fold = path + A, path + FOLD
             if b.endswith(f".{B}") and a in names and rank_group(l) in layers.groups:
-                yield Pair(l, a, b)
+                yield Pair(l, a, b, fold)
+
+
+def folded_apart(
+    layers: Mapping[Layer, tuple[str, ...]], net: nn.Module
+) -> dict[Layer, tuple[str, ...]]:
+    """The layers, in which what was learned in earlier rounds is a layer of its own, the first."""
+    folds = tuple(f"{p}.{FOLD}" for p, m in lora_modules(net).items() if m.fold is not None)
+    if not folds:
+        return dict(layers)
+    apart = {l: tuple(n for n in names if n not in folds) for l, names in layers.items()}
+    return {FOLDED: folds, **{l: names for l, names in apart.items() if names}}

@@ -170,6 +170,7 @@ def _impossible(config: Config, client: int, layers: LayerMap, task: Task) -> It
         yield "the layers that it trains in full are not adjacent, as [devices] chooses them"
         return
     yield from _impossible_steps(config, plan, task)
+    yield from _impossible_code(config, task)
     yield from _impossible_recycling(config, plan, layers, task)
     rest = outside(config.plan, _shares(config)[client])
     for l, p in task.plan.layers.items():
@@ -244,6 +245,15 @@ def _impossible_steps(config: Config, plan: ClientPlan, task: Task) -> Iterator[
         yield f"it has {steps} steps, and this config has {local.steps}"
     if split > max(1, local.batch):
         yield f"it computes batches of {local.batch} in {split} parts"
+
+
+def _impossible_code(config: Config, task: Task) -> Iterator[str]:
+    """A code of uploads that no plan of this config has."""
+    code, known = task.plan.code, config.devices.codes if config.devices.plans else ()
+    if code and code not in known:
+        chosen = f"or {', '.join(known)}" if known else "for every device"
+        usual = config.upload.compress
+        yield f"it asks for uploads in {code}, and this config has {usual} {chosen}"
 
 
 def _asks_no_more(p: LayerPlan, planned: LayerPlan) -> bool:

@@ -180,6 +180,7 @@ def client_plans(
         t: the round, from 0.
         clients: the clients whose plans to return; None means all.
     """
+    everything, layers = layers, _trained_part(layers)
     upper = _upper_layers(layers, settings.weak_depth)
     scheduled = SCHEDULES.pick(settings.schedule).changes  # else the head is in every L_i
 
@@ -190,7 +191,7 @@ def client_plans(
         plans = {l: LayerPlan() if l in trained else rest for l in layers.layers}
         if layers.head in L_i or not scheduled or settings.head != "shared":
             plans[layers.head] = HEADS[settings.head]
-        return plans
+        return {l: plans.get(l, OTHERS["hold"]) for l in everything.layers}
 
     def steps(share: float) -> int:
         return settings.weak_steps if share < settings.weak_below else 0
@@ -198,6 +199,14 @@ def client_plans(
     sets = layer_sets(settings, layers, len(keep), seed, t)
     chosen = range(len(keep)) if clients is None else clients
     return tuple(ClientPlan(i, layer_plans(sets[i], keep[i]), steps=steps(keep[i])) for i in chosen)
+
+
+def _trained_part(layers: LayerMap) -> LayerMap:
+    """The layers without those that no client trains."""
+    if not layers.constant:
+        return layers
+    trained = {l: names for l, names in layers.layers.items() if l not in layers.constant}
+    return replace(layers, layers=trained)
 
 
 def _upper_layers(layers: LayerMap, share: float) -> set[Layer]:

@@ -35,7 +35,7 @@ def check_coverage(
 
     Layers that are personal at all clients are exempt.
     """
-    orphans = set(layers.layers)
+    orphans = set(layers.layers) - layers.constant
     for t in range(rounds if settings.changes else 1):
         plans = client_plans(settings, layers, keep, seed, t)
         _check_skips(plans, layers)

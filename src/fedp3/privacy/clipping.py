@@ -65,7 +65,7 @@ def add_clipped(
     """
     if not len(y):
         return
-    pieces, squares = _gradient_pieces(net, x, y, W, masks, mechanism, loss)
+    pieces, squares = gradient_pieces(net, x, y, W, masks, mechanism, loss)
     finite = squares.isfinite()
     norms = squares.sqrt() * (1 + NORM_SLACK) + NORM_SLACK
     c = (mechanism.clip / norms).clamp(max=1.0).where(finite, 0.0)
@@ -74,7 +74,7 @@ def add_clipped(
         add(out[n], c, broken)
 
 
-def _gradient_pieces(
+def gradient_pieces(
     net: nn.Module,
     x: Inputs,
     y: Tensor,

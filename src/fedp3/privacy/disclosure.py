@@ -34,14 +34,19 @@ def warnings(
 
 def _upload_warnings(context: ClientContext, plans: Sequence[ClientPlan]) -> dict[str, str]:
     """What uploads without noise reveal."""
-    shapes, local = context.layers.shapes, context.local
+    layers, shapes, local = context.layers, context.layers.shapes, context.local
     with_matrix = {
         l for l, names in context.layers.layers.items() if any(len(shapes[n]) == 2 for n in names)
     }
     uploaded = {l for plan in plans for l in plan.uploaded}
-    first = next(iter(context.layers.layers))
+    first = next(l for l in layers.layers if l not in layers.constant)
     texts = {}
-    if first in uploaded & with_matrix:
+    if first in uploaded & with_matrix and any(not w.layer for w in layers.frozen.values()):
+        texts["W1"] = (
+            f"{first} reads what the frozen part computes of the samples, and is uploaded: since "
+            "everybody has the frozen part, samples may be computed from its update"
+        )
+    elif first in uploaded & with_matrix:
         texts["W1"] = (
             f"{first} reads the samples themselves and is uploaded: training samples can be "
             "computed from its update (one sample a step exactly, small batches mostly)"

@@ -57,6 +57,13 @@ def _section(section: str, *keys: str) -> Callable[[Json], dict[str, Any]]:
     }
 
 
+def _data(config: Json) -> Mapping[str, Any]:
+    """What decides which samples clients have; a test set of no client changes nothing for them."""
+    kept = _section("data", "name", "path", "length", "stride")(config)
+    official = config.get("data", {}).get("test") == "official"
+    return kept | {"data.test": "official" if official else "pooled"}
+
+
 def _fleet(config: Json) -> Mapping[str, Any]:
     """The devices; where none are described, times are modelled by the shares that clients hold."""
     if config.get("devices", {}).get("fleet"):
@@ -78,7 +85,7 @@ def _scaling(seed: Seed) -> object:
 
 
 CONDITIONS: Mapping[str, Condition] = {
-    "data": Condition(settings=_section("data"), facts=_scaling, forbids=ALL),
+    "data": Condition(settings=_data, facts=_scaling, forbids=ALL),
     "split": Condition(
         settings=_section("partition"), facts=lambda seed: seed.about["labels"], forbids=ALL
     ),

@@ -259,7 +259,7 @@ def _plan_note(run: Run, plan: Grid) -> str:
 
 
 COLUMNS: Mapping[str, str] = {  # of the table of clients: heading -> meaning
-    "Client": "number of the client",
+    "Client": "number of the client, and its name if it has one",
     "Keep": "smallest share of a layer that the client receives",
     "In full (L_i)": "layers that it trains in full and uploads",
     "Examples": "training samples",
@@ -290,12 +290,13 @@ def _clients(seed: Seed) -> Table:
     counts = {fate: Counter(str(i) for e in seed.events for i in e[fate]) for fate in fates}
     scores = {kind: (score(seed, kind) or {}).get("clients", {}) for kind in ("G", "P")}
     spent: Json = seed.result.get("epsilon") or {}
+    called = dict(enumerate(seed.about.get("client_names", ())))
     rows = []
     for c in seed.about["clients"]:
         name = str(c["id"])
         shares = [share for share in c["keep"].values() if share > 0]
         row = (
-            name,
+            f"{name} {called.get(c['id'], '')}".strip(),
             text.percent(min(shares, default=0.0)),
             text.ranges(c["layers"], seed.about["layers"]),
             f"{c['examples']:,}",

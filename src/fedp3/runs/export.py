@@ -405,6 +405,8 @@ def _readme(run: Trained, net: nn.Module, chosen: Format, about: Mapping[str, An
     pruned = about["parameters"] - about["nonzero"]
     zeros = f" {pruned:,} of them are zero." if pruned else ""
     shape = ", ".join(map(str, about["input"]))
+    whole_numbers = tensors_of(run.experiment.client.data.x)[0].dtype == torch.int64
+    values = "tokens (int64)" if whole_numbers else "float32 values"
     scaling = ""
     if about["divide_by"] != 1:
         scaling = "Pixels 0..255 are divided by 255 first"
@@ -431,7 +433,7 @@ Trained by {about["method"]} in {about["rounds"]} rounds with fedp3 {about["fedp
 ```python
 {chosen.lines}```
 
-`x` holds float32 values of shape ({shape}).{scaling} The outputs are scores of \
+`x` holds {values} of shape ({shape}).{scaling} The outputs are scores of \
 {about["classes"]} classes; the largest is the prediction.{names} \
 When the file was written, it was loaded again, and its outputs differed from the network's by \
 {about["difference"]:.1e} of the largest.

@@ -72,6 +72,9 @@ class Aggregator:
         next_round: from the state to what differs from the plans in the next round.
         interval: participants are drawn once in so many rounds, so that they can continue.
         average: the model is the mean of W over about so many rounds.
+        of_changes: whether what an update counts for does not depend on where it is.  Then an
+            update that started from an older model can be moved to the current one, which rounds
+            that overlap need (`devices.round_end = "buffered"`).
     """
 
     apply: Apply
@@ -80,6 +83,7 @@ class Aggregator:
     next_round: Callable[[Any], NextRound] = _as_planned
     interval: int = 1
     average: int = 1
+    of_changes: bool = False
 
 
 MakeAggregator = Callable[["AggregateSettings", RunSpec], Aggregator]
@@ -271,11 +275,14 @@ def _add(
         mean.add(u.update.tensors[n], uploaded_mask(u, n, l, spec), weight)
 
 
-def weighted_mean(weigh: Callable[[AcceptedUpdate], float]) -> MakeAggregator:
+def weighted_mean(
+    weigh: Callable[[AcceptedUpdate], float], *, of_changes: bool = False
+) -> MakeAggregator:
     """A masked mean whose weights follow from each update alone.
 
     Args:
         weigh: from an update to its weight, a finite number above 0.
+        of_changes: see `Aggregator`; true of weights that do not read the update's tensors.
 
     Updates are added as they arrive.
     """
@@ -284,7 +291,7 @@ def weighted_mean(weigh: Callable[[AcceptedUpdate], float]) -> MakeAggregator:
         def apply(W: Params, updates: Iterable[AcceptedUpdate], state: Any) -> tuple[Params, Any]:
             return masked_mean(W, updates, spec, lambda u, l: weigh(u)), state
 
-        return Aggregator(apply=apply)
+        return Aggregator(apply=apply, of_changes=of_changes)
 
     return make
 
@@ -340,10 +347,7 @@ def softmax(logits: Tensor) -> list[float]:
     return shares
 
 
-AGGREGATORS.add("simple", weighted_mean(simple))
-AGGREGATORS.add("examples", weighted_mean(examples))
-AGGREGATORS.add("weighted", weighted_mean(weighted))
+AGGREGATORS.add("simple", weighted_mean(simple, of_changes=True))
+AGGREGATORS.add("examples", weighted_mean(examples, of_changes=True))
+AGGREGATORS.add("weighted", weighted_mean(weighted, of_changes=True))
 AGGREGATORS.add("distance", distance)
-# Rules that mean the same for an update that is moved together with the model: their weights do not
-# depend on where it is.
-MEANS_OF_CHANGES = frozenset({"simple", "examples", "weighted"})

@@ -12,6 +12,7 @@ import torch
 
 from fedp3.client.context import ClientContext
 from fedp3.client.update import local_update
+from fedp3.core.errors import RunError
 from fedp3.core.scores import ACCURACY, Score
 from fedp3.core.threads import one_thread
 from fedp3.core.types import ClientPlan, LayerPlan, Params, Task
@@ -70,9 +71,16 @@ def central_score(
     plan = ClientPlan(0, dict.fromkeys(context.layers.layers, LayerPlan(upload="none")))
     task = Task(t=t, plan=plan, weights=W, kind="evaluate", evaluate=True)
     samples = len(context.data.y)
-    with one_thread():
-        everything = Shard(NO_SAMPLES.train, torch.arange(samples))
-        update, _ = local_update(context, everything, task, None)
+    everything = Shard(NO_SAMPLES.train, torch.arange(samples))
+    try:
+        with one_thread():
+            update, _ = local_update(context, everything, task, None)
+    except Exception as error:  # whatever a user's network, data set or objective raises
+        reason = f"{type(error).__name__}: {error}"
+        raise RunError(
+            f"the server's model cannot be scored on the central test set: {reason:.300}; mend the "
+            "test set, or run without it"
+        ) from error
     found = scores([update], context.objective)
     if found is None:
         return None

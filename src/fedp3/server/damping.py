@@ -9,6 +9,7 @@ w <- r mean + (1 - r) w.  Every client has one vote, whatever its weight in the 
 """
 
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def with_damping(aggregator: Aggregator, settings: AggregateSettings, spec: RunS
         mean, state = aggregator.apply(W, votes.counting(updates), state)
         return {n: _damped(W[n], mean[n], votes.share(n), settings.damp) for n in W}, state
 
-    return Aggregator(apply=apply, init=aggregator.init, report=aggregator.report)
+    return replace(aggregator, apply=apply)
 
 
 class _Votes:

@@ -26,7 +26,7 @@ from fedp3.core.types import (
     Reply,
     Task,
 )
-from fedp3.messages.compression import SCALE, dtype_of, scales_of, unpack
+from fedp3.messages.compression import SCALE, coding_of, dtype_of, scales_of, unpack
 from fedp3.server.grouping import group_updates
 
 METRIC_LIMIT = 64  # metrics in one update
@@ -54,9 +54,8 @@ def expected_update(plan: ClientPlan, spec: RunSpec, extra: Params) -> ExpectedU
         extra: the tensors of the method's exchange on the server.
     """
     names = [n for l in plan.uploaded for n in spec.layers.layers[l]]
-    tensors = {
-        n: (spec.layers.shapes[n], dtype_of(n, spec.layers, spec.compression)) for n in names
-    }
+    coding = coding_of(plan, spec.compression)
+    tensors = {n: (spec.layers.shapes[n], dtype_of(n, spec.layers, coding)) for n in names}
     exchanged = {n: tuple(w.shape) for n, w in extra.items()}
     scales = scales_of(plan, spec.layers, spec.compression)
     return ExpectedUpdate(tensors, {**exchanged, **scales})
@@ -317,11 +316,11 @@ def all_finite(tensors: Params) -> bool:
 
 def _surely_finite(updates: Iterable[Params]) -> bool:
     """Whether all numbers are finite, judged by their sums; False if a sum only overflows."""
-    by_name: dict[str, list[Tensor]] = {}  # equal names, equal shapes
+    alike: dict[tuple[object, ...], list[Tensor]] = {}  # codes of equal tensors may differ
     for tensors in updates:
         for n, w in tensors.items():
-            by_name.setdefault(n, []).append(w)
-    for rows in by_name.values():
+            alike.setdefault((n, w.shape, w.dtype), []).append(w)
+    for rows in alike.values():
         stacked = torch.stack(rows) if len(rows) > 1 else rows[0]
         if not math.isfinite(float(stacked.sum())):
             return False

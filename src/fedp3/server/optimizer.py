@@ -84,7 +84,10 @@ def with_optimizer(
         return new, {"aggregator": inner, "moments": moments}
 
     return Aggregator(
-        apply=apply, init=init, report=lambda state: aggregator.report(state["aggregator"])
+        apply=apply,
+        init=init,
+        report=lambda state: aggregator.report(state["aggregator"]),
+        of_changes=aggregator.of_changes,
     )
 
 

@@ -9,9 +9,13 @@ server computes for every adapter
 
 so that the leading r pairs are the best approximation of M that a device of rank r can have.  A has
 rows of length 1, whatever S is: a pair whose B is zero can still learn.
+
+Under the rule `stack` (FLoRA), nothing is cut: W <- W + scale M for the weight that the adapter is
+beside, and every round begins with A as it was drawn and B = 0.  What was added to W since the
+first round is a matrix of the model (`folded`), which the server sends and no client uploads.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -20,11 +24,9 @@ from torch import Tensor
 from fedp3.client.context import RunSpec
 from fedp3.core.threads import one_thread
 from fedp3.core.types import AcceptedUpdate, Layer, Params
-from fedp3.models.adapters import ADAPTER_RULES
 from fedp3.models.lora import Pair, pairs_of
 from fedp3.server.aggregators import (
     AGGREGATORS,
-    MEANS_OF_CHANGES,
     AggregateSettings,
     Aggregator,
     examples,
@@ -34,14 +36,14 @@ from fedp3.server.aggregators import (
 )
 
 WEIGHTS = {"simple": simple, "examples": examples, "weighted": weighted}
-assert WEIGHTS.keys() == MEANS_OF_CHANGES
 SMALLEST = 1e-12  # of a client's weight: one that learned nothing does not make a sum zero
 
 
 def with_products(aggregator: Aggregator, settings: AggregateSettings, spec: RunSpec) -> Aggregator:
-    """The aggregator, but adapters become the best approximation of their mean product."""
+    """The aggregator, but adapters follow from their mean products."""
     pairs = tuple(pairs_of(spec.layers))
-    if not pairs or not ADAPTER_RULES.pick(spec.adapter.rule).combines:
+    follow = FOLLOW.get(spec.adapter.rule)
+    if not pairs or follow is None:
         return aggregator
     weigh = WEIGHTS[settings.rule]
 
@@ -68,11 +70,27 @@ def with_products(aggregator: Aggregator, settings: AggregateSettings, spec: Run
         new = dict(mean)
         with one_thread():  # bits may not depend on the number of threads
             for pair, total in sums.items():
-                factors = factorised(total / totals[pair], W[pair.a].shape[0])
-                new[pair.b], new[pair.a] = (w.to(W[pair.a].dtype) for w in factors)
+                changed = follow(W, pair, total / totals[pair], spec.adapter.scale)
+                new |= {n: w.to(W[n].dtype) for n, w in changed.items()}
         return new, state
 
     return Aggregator(apply=apply, init=aggregator.init, report=aggregator.report)
+
+
+def _cut(W: Params, pair: Pair, M: Tensor, scale: float) -> Params:
+    """Matrices of the same rank whose product is the nearest to M."""
+    B, A = factorised(M, W[pair.a].shape[0])
+    return {pair.a: A, pair.b: B}
+
+
+def _folded(W: Params, pair: Pair, M: Tensor, scale: float) -> Params:
+    """M joins the weights, and the adapter begins anew."""
+    return {pair.fold: W[pair.fold].double() + scale * M, pair.a: W[pair.a], pair.b: W[pair.b]}
+
+
+# (W_t, adapter, mean of B A, scale) -> tensors of W_{t+1}
+Follow = Callable[[Params, Pair, Tensor, float], Params]
+FOLLOW: Mapping[str, Follow] = {"product": _cut, "stack": _folded}
 
 
 def factorised(M: Tensor, rank: int) -> tuple[Tensor, Tensor]:

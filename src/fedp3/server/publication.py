@@ -10,7 +10,7 @@ from dataclasses import replace
 from fedp3.core.memo import once_per_plan
 from fedp3.core.types import AcceptedUpdate, Params, RejectionCode, Task
 from fedp3.costs.traffic import traffic
-from fedp3.messages.compression import compressor_of
+from fedp3.messages.compression import coding_of, compressor_of
 from fedp3.messages.versions import Published, download_of, publish, with_holders
 from fedp3.server.context import ServerContext, ServerState
 from fedp3.server.gate import GateResult
@@ -48,8 +48,9 @@ def against_weights(
     if state.published is None:
         yield from updates
         return
-    R, layers, coding = state.published.R, context.layers, context.spec.compression
+    R, layers = state.published.R, context.layers
     for accepted in updates:
+        coding = coding_of(accepted.plan, context.spec.compression)
         tensors = dict(accepted.update.tensors)
         for l in accepted.plan.uploaded:
             if accepted.plan.layers[l].send not in ("dense", "pruned"):

@@ -22,13 +22,14 @@ from fedp3.client.context import ClientContext
 from fedp3.client.objectives import Objective
 from fedp3.config import Config
 from fedp3.config.plugins import Plugin, load_plugin, load_plugins
-from fedp3.core.errors import FedP3Error, InputError
+from fedp3.core.errors import CodecError, FedP3Error, InputError
 from fedp3.core.types import ClientUpdate, Failure, Params, Task
 from fedp3.data import Dataset
 from fedp3.data.sample_spec import sample_spec
 from fedp3.data.shards import NO_SAMPLES, Shard
 from fedp3.engines.base import attempt
 from fedp3.engines.flower.records import (
+    INITIAL,
     STATE,
     Identity,
     failure,
@@ -311,7 +312,7 @@ def _introduce(
 
 def _simulate_task(load_node: LoadNode, message: Message, context: Context) -> RecordDict:
     """Answer a task in a simulation, whose server has the texts of all errors."""
-    holding, request = load_node(context), message.content
+    holding, request = _with_initial(load_node(context), message.content), message.content
     state = state_of(frame_of(request, STATE)) if STATE in request else None
     task = _read_task(request, holding.context, lambda t: copy_in(state))
     client_context = holding.context
@@ -330,7 +331,8 @@ def _simulate_task(load_node: LoadNode, message: Message, context: Context) -> R
 
 def _answer_task(load_node: LoadNode, message: Message, context: Context) -> RecordDict:
     """Answer a task on a node: check it, charge it, train, and store the new state."""
-    node, holding = settings_of(context.node_config), load_node(context)
+    node = settings_of(context.node_config)
+    holding = _with_initial(load_node(context), message.content)
     request = request_of(message.content)
     key = StateKey(
         run=request.run, config=holding.config.digest(), ldp=holding.config.privacy.enabled
@@ -351,6 +353,18 @@ def _answer_task(load_node: LoadNode, message: Message, context: Context) -> Rec
     save_state(node.folder, key, new_state, read_marks(node.folder).anchor)
     released = _released(reply, node, admitted.context.objective)
     return _update_record(released, admitted.task, admitted.context)
+
+
+def _with_initial(holding: NodeContext, content: RecordDict) -> NodeContext:
+    """What the node trains with, where a message brings the values that it starts from."""
+    if INITIAL not in content:
+        return holding
+    shared, sent = holding.context, state_of(frame_of(content, INITIAL)).tensors
+    for n, w in sent.items():
+        known = shared.initial.get(n)
+        if known is None or (w.shape, w.dtype) != (known.shape, known.dtype):
+            raise CodecError(f"the message starts {n[:100]!r} from what this network does not have")
+    return replace(holding, context=replace(shared, initial={**shared.initial, **sent}))
 
 
 def _released(update: ClientUpdate, node: NodeSettings, objective: Objective) -> ClientUpdate:

@@ -17,10 +17,11 @@ from flwr.serverapp import Grid
 
 from fedp3.client.context import RunSpec
 from fedp3.core.errors import CodecError
-from fedp3.core.types import ClientState, Failure, Kind, RejectionCode, Reply, Task
+from fedp3.core.types import ClientState, Failure, Kind, Params, RejectionCode, Reply, Task
 from fedp3.engines.base import Engine, States, too_late
 from fedp3.engines.flower.records import (
     ABOUT,
+    INITIAL,
     SETTINGS,
     STATE,
     Identity,
@@ -98,6 +99,7 @@ class Wire:
         settings: the settings of the run as JSON, for nodes that have no config of their own.
         action: which functions of a ClientApp answer; empty means its default ones.
         frozen: of the frozen part of the network, empty if there is none; likewise.
+        initial: W_0, for nodes whose own network does not start from it; None if it does.
         run: names the run on the nodes' disks.
         mechanism: what the privacy settings resolve to, the same for all nodes; None without LDP.
         permit: the permission of a run owner, for nodes whose policy needs one.
@@ -117,6 +119,7 @@ class Wire:
     settings: str = ""
     action: str = ""
     frozen: str = ""
+    initial: Params | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,9 +282,22 @@ def _message(task: Task, n: int, wire: Wire, stored: _Stored | None) -> Message:
     request = Request(run=wire.run, mechanism=wire.mechanism, permit=wire.permit)
     content[ABOUT] = about_record(request)
     _with_settings(content, wire)
+    unknown = _unknown_start(task, wire)
+    if unknown:
+        put_frame(content, state_bytes(ClientState(task.t, unknown)), INITIAL)
     if state is not None:
         put_frame(content, state_bytes(state), STATE)
     return Message(content, n, _type(TYPES[task.kind], wire))
+
+
+def _unknown_start(task: Task, wire: Wire) -> Params:
+    """W_0 of what a client starts from in its first task, and is not sent otherwise."""
+    if wire.initial is None or task.state_from >= 0:
+        return {}
+    if any(p.personal for p in wire.spec.hooks.passes_of(task.kind)):
+        return wire.initial
+    personal = [l for l, p in task.plan.layers.items() if p.send == "none"]
+    return {n: wire.initial[n] for l in personal for n in wire.spec.layers.layers[l]}
 
 
 def _with_settings(content: RecordDict, wire: Asking) -> RecordDict:

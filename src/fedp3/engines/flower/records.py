@@ -8,6 +8,7 @@ A frame is sent as one Array of raw bytes, which Flower splits into chunks and n
     query    answered by "node" {client, clients, examples, capacity, digest, device, frozen, ...}
 
 Tasks and queries of the strategy also have "settings" {text}: the settings of the run as JSON.
+The first task of a client then has "initial" {frame}: W_0 of layers that are never sent otherwise.
 """
 
 import json
@@ -31,7 +32,7 @@ from fedp3.node.refusal import RefusalCode, meaning
 from fedp3.privacy.settings import Mechanism
 
 FRAME, STATE, ABOUT, FAILURE, NODE = "fedp3", "state", "about", "failure", "node"
-SETTINGS = "settings"
+SETTINGS, INITIAL = "settings", "initial"
 DEVICE_ROW: TypeAdapter[DeviceRow] = TypeAdapter(DeviceRow)
 SAMPLE_SPEC: TypeAdapter[SampleSpec] = TypeAdapter(SampleSpec)
 REASON_LIMIT = 500  # characters of a node's text that are used

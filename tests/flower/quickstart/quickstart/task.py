@@ -33,7 +33,7 @@ def images(seed, count):
     return TensorDataset(x, y)
 
 
-def load_data(partition_id, num_partitions, batch_size):
+def load_data(partition_id, num_partitions, batch_size=16):
     """The samples of one node, to train on and to test on."""
     train, test = images(partition_id, 40), images(num_partitions + partition_id, 20)
     trainloader = DataLoader(train, batch_size=batch_size, shuffle=True)
