@@ -1,4 +1,4 @@
-"""`fedp3 demo`: FedAvg and FedP3 on one fleet of phones, on data that need no download."""
+"""`fedp3 demo`: two plans compared on data that need no download."""
 
 import os
 import shutil
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from fedp3.cli import terminal
+from fedp3.cli import demo_transformer, terminal
 from fedp3.cli.options import AsJson, Workers
 from fedp3.cli.training import Options, train_seeds
 from fedp3.core.errors import InputError
@@ -17,6 +17,11 @@ if TYPE_CHECKING:
 
 METHODS = ("fedavg", "fedp3")
 SEEDS = 3  # the fewest that decide anything
+PHONES = (
+    "20 phones, from a Nexus S of 2010 to a Honor 20 Pro, each with 5 of 10 digits.",
+    "FedAvg trains all layers on all of them. FedP3 plans for one second a round:",
+    "phones with a slow upload train a few layers.",
+)
 SETTINGS = (
     "model.width=0.25",
     "local.lr=0.2",
@@ -31,6 +36,15 @@ def demo(
     out: Annotated[Path, typer.Option("--out", help="Folder for the runs and the report")] = Path(
         "fedp3-demo"
     ),
+    transformer: Annotated[
+        Path | None,
+        typer.Option(
+            "--transformer",
+            metavar="DIR",
+            help="Train adapters of the pretrained transformer in this folder instead, on "
+            "sentences of Python's manual; takes minutes and needs the extra fedp3[hf]",
+        ),
+    ] = None,
     workers: Workers = 0,
     json: AsJson = False,
 ) -> None:
@@ -41,19 +55,23 @@ def demo(
 
     Example: fedp3 demo
     """
-    from fedp3 import config
     from fedp3.report import write_report
 
     if out.is_file():
         raise InputError(f"{out} is a file; choose a folder with --out")
-    runs = {name: config.parse({"method": name}, SETTINGS) for name in METHODS}
+    texts = out / "texts.txt"
+    if transformer is None:
+        runs, notes = _phones(), PHONES
+    else:
+        runs, notes = demo_transformer.runs(transformer, texts), demo_transformer.NOTES
     for name, settings in runs.items():
         _check_replaceable(out / name, settings)
     for name in runs:
         shutil.rmtree(out / name, ignore_errors=True)
-    terminal.note("20 phones, from a Nexus S of 2010 to a Honor 20 Pro, each with 5 of 10 digits.")
-    terminal.note("FedAvg trains all layers on all of them. FedP3 plans for one second a round:")
-    terminal.note("phones with a slow upload train a few layers.")
+    if transformer is not None:
+        demo_transformer.write_texts(transformer, texts)
+    for line in notes:
+        terminal.note(line)
     results = [
         train_seeds(settings, out / name, SEEDS, Options(workers=workers))
         for name, settings in runs.items()
@@ -68,6 +86,12 @@ def demo(
         terminal.line(line)
     terminal.line("next: " + terminal.command("compare", *folders))
     terminal.line(f"open {os.path.relpath(page)}")
+
+
+def _phones() -> dict[str, "Config"]:
+    from fedp3 import config
+
+    return {name: config.parse({"method": name}, SETTINGS) for name in METHODS}
 
 
 def _headline(folders: list[Path]) -> list[str]:
