@@ -24,7 +24,10 @@ COMMON = (
 )
 # A device holds one, three or six blocks; the others are left out of its network.
 WINDOWS = ("plan.layers=opu1-3-6", "plan.others=skip", "plan.redraw=true")
-BY_TOPIC = ("data.name=tsv", "partition.kind=dirichlet", "partition.alpha=0.5")
+BY_TOPIC = (
+    *("data.name=tsv", "partition.kind=dirichlet", "partition.alpha=0.5"),
+    "model.new_head=true",  # whatever classes the model was trained on
+)
 BY_SPEAKER = ("data.name=text", "partition.kind=roles")
 
 # What a kind of transformer reads -> how the texts are written, and settings that read them
