@@ -2,9 +2,9 @@
 
 from pathlib import Path
 
-import hf_folders as H
 import pytest
 
+import hf_folders as H
 from fedp3.cli import demo_transformer as demo
 from fedp3.cli.manual_texts import largest_topics
 from fedp3.core.errors import InputError
