@@ -109,7 +109,12 @@ def test_a_device_without_options_gets_none() -> None:
 # --------------------------------------------------------------------------- in a run
 
 
+# One code of 8 bits up and none down, so that these limits leave each device few windows.
+ONE_CODE = ("upload.compress=int8", "download.compress=none")
+
+
 def experiment(*overrides: str) -> Experiment:
+    planned = not any(override.startswith("method=") for override in overrides)
     return assemble(
         config.parse(
             {},
@@ -119,6 +124,7 @@ def experiment(*overrides: str) -> Experiment:
                 "model.width=0.25",
                 "devices.fleet=phones",
                 "devices.round_seconds=0.25",
+                *(ONE_CODE if planned else ()),
                 *overrides,
             ],
         )
