@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -13,7 +14,7 @@ from fedp3.client.context import ClientContext
 from fedp3.core.types import ClientPlan
 from fedp3.costs.compute import measure, peak_bytes
 from fedp3.costs.device_time import round_gflop
-from fedp3.costs.traffic import retained_parameters, traffic
+from fedp3.costs.traffic import Traffic, retained_parameters, traffic
 from fedp3.devices.options import (
     EMPTY,
     KEEPS,
@@ -61,30 +62,44 @@ def positions(window: Window) -> frozenset[int]:
     return frozenset() if window == EMPTY else frozenset(range(int(window[0]), int(window[1]) + 1))
 
 
-def naive(menu: Menu, context: ClientContext, device: Device, limits: Limits) -> set[Any]:
-    """Try everything; keep what trains most of each set of layers, and drop what is dominated."""
+@cache
+def everything(kind: str) -> list[tuple[frozenset[int], float, Traffic, float, float]]:
+    """For every window, share, split and number of steps: what is trained, and what it costs."""
+    menu, context = MENUS[kind]
     layers, local = context.layers, context.local
     H = len(layers.hidden)
     windows = [(a, b) for a, b in product(range(H), range(H)) if a <= b]
     total = sum(w.numel() for w in context.net.parameters())
-    fits = []
+    rows = []
     for window, keep in product([*windows, EMPTY], KEEPS):
         for split, steps in product((1, 2, 4), range(1, local.steps + 1)):
             plan = ClientPlan(
                 0, window_plans(layers, FREEZE, window, keep), steps=steps, split=split
             )
-            bytes_of = traffic(plan, layers, context.pruning)
-            gflop = round_gflop(menu.profile, plan, context, menu.rows)
-            seconds = (
-                8 * bytes_of.down / (1e6 * device.mbps_down)
-                + gflop / device.gflops
-                + 8 * bytes_of.up / (1e6 * device.mbps_up)
-            )
-            peak = peak_bytes(menu.profile, plan, layers, context.pruning, menu.rows, False)
             share = retained_parameters(plan, layers, context.pruning) / total
-            if seconds <= limits.seconds and peak <= limits.memory:
-                trained = positions(window)
-                fits.append((trained, round(menu.rows * steps * share, 6)))
+            rows.append(
+                (
+                    positions(window),
+                    round(menu.rows * steps * share, 6),
+                    traffic(plan, layers, context.pruning),
+                    round_gflop(menu.profile, plan, context, menu.rows),
+                    peak_bytes(menu.profile, plan, layers, context.pruning, menu.rows, False),
+                )
+            )
+    return rows
+
+
+def naive(kind: str, device: Device, limits: Limits) -> set[Any]:
+    """Try everything; keep what trains most of each set of layers, and drop what is dominated."""
+    fits = []
+    for trained, samples, bytes_of, gflop, peak in everything(kind):
+        seconds = (
+            8 * bytes_of.down / (1e6 * device.mbps_down)
+            + gflop / device.gflops
+            + 8 * bytes_of.up / (1e6 * device.mbps_up)
+        )
+        if seconds <= limits.seconds and peak <= limits.memory:
+            fits.append((trained, samples))
     return {
         (trained, samples)
         for trained, samples in fits
@@ -109,9 +124,9 @@ def found(menu: Menu, options: tuple[Option, ...]) -> set[Any]:
 def test_options_are_those_of_an_exhaustive_search(
     kind: str, memory: float, seconds: float, speed: float
 ) -> None:
-    menu, context = MENUS[kind]
+    menu, _ = MENUS[kind]
     phone, limits = device(gflops=speed), Limits(memory, seconds)
-    assert found(menu, options_of(menu, phone, limits)) == naive(menu, context, phone, limits)
+    assert found(menu, options_of(menu, phone, limits)) == naive(kind, phone, limits)
 
 
 MENUS = {kind: menu_of(kind) for kind in ("mlp", "cnn", "groupnorm")}

@@ -8,8 +8,9 @@ import difflib
 import shutil
 from pathlib import Path
 
+from fedp3.data.gathering import gather
 from fedp3.data.shards import Shard
-from fedp3.data.user_data import gather, pool
+from fedp3.data.user_data import pool
 from fedp3.deploy.strategy_settings import completed
 from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import assemble_from
@@ -57,7 +58,7 @@ def trained_without_flower(task, initial) -> str:
         initial: the weights that it starts from.
     """
     settings = {"prune": {"keep": 0.5}, "local": {"lr": 0.1}, "run": {"rounds": 2}}
-    parts = [gather(loader.dataset)[0] for i in range(3) for loader in task.load_data(i, 3)]
+    parts = [gather(loader.dataset).data for i in range(3) for loader in task.load_data(i, 3)]
     data, indices = pool(parts)
     net = task.Net()
     net.load_state_dict(initial)
