@@ -19,8 +19,8 @@ METHODS = ("fedavg", "fedp3")
 SEEDS = 3  # the fewest that decide anything
 PHONES = (
     "20 phones, from a Nexus S of 2010 to a Honor 20 Pro, each with 5 of 10 digits.",
-    "FedAvg trains all layers on all of them. FedP3 plans for one second a round:",
-    "phones with a slow upload train a few layers.",
+    "FedAvg trains all layers on all of them, and sends 32 bits. FedP3 plans for one second a",
+    "round: changes are sent in few bits, and phones with a slow upload train a few layers.",
 )
 SETTINGS = (
     "model.width=0.25",
