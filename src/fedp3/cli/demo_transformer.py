@@ -20,7 +20,7 @@ SPEAKERS = 20  # clients of a language model; each has one topic
 COMMON = (
     *("model.name=hf", "adapter.rank=8", "data.length=32", "partition.clients=20"),
     *("local.optimizer=adam", "local.lr=0.01", "local.steps=5", "local.batch=16"),
-    *("local.clip_norm=1", "run.rounds=10", "run.clients_per_round=10", "run.eval_every=2"),
+    *("local.clip_norm=1", "run.rounds=10", "run.clients_per_round=8", "run.eval_every=5"),
 )
 # A device holds one, three or six blocks; the others are left out of its network.
 WINDOWS = ("plan.layers=opu1-3-6", "plan.others=skip", "plan.redraw=true")
