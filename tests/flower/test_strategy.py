@@ -303,6 +303,21 @@ def test_without_flower_the_door_says_what_to_install(monkeypatch):
         importlib.import_module("fedp3.flower")
 
 
+def test_a_node_does_not_import_what_only_the_server_needs():
+    code = (
+        "import sys; from fedp3.flower import fedp3_client; "
+        "print(sorted(m for m in sys.modules if m.startswith(('fedp3.runs', 'torch._dynamo'))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_the_door_has_two_names():
+    assert sorted(fedp3.flower.__all__) == ["FedP3", "fedp3_client"]
+    with pytest.raises(AttributeError, match="no attribute 'Strategy'"):
+        fedp3.flower.Strategy  # noqa: B018
+
+
 SEEDED = {"enabled": True, "randomness": "seeded", "noise_multiplier": 2.0, "epsilon": 50.0}
 BAD_STRATEGIES = {
     "no network": (lambda: FedP3({"prune": 1}), "got a dict as its network"),
