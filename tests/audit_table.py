@@ -19,7 +19,8 @@ import pytest
 
 from fedp3 import config
 from fedp3.core.threads import one_thread
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 from fedp3.privacy.audit.audit import NAMES, PARTS, audit
 from fedp3.runs.rehearsal import audit_subject
 from planted_bugs import BUGS, MORE_BUGS, Bug

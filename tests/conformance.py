@@ -25,7 +25,8 @@ from fedp3.core.types import AcceptedUpdate, ClientUpdate, Execute, Params, Repl
 from fedp3.engines.base import Engine, States
 from fedp3.engines.catalogue import make_engine
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment, assemble_from
+from fedp3.experiment.assemble import assemble_from
+from fedp3.experiment.experiment import Experiment
 from fedp3.models.zoo import ModelSettings, ModelSpec, build
 from fedp3.runs import session
 from fedp3.server.aggregators import AggregateSettings, uploaded_mask

@@ -139,7 +139,7 @@ def test_the_program_imports_the_command_line_alone() -> None:
 
 def test_the_search_for_imports_finds_them() -> None:
     rounds = {name for name, _ in imports("server.rounds")}
-    assert rounds >= {"server.gate", "costs.traffic", "core.types"}
+    assert rounds >= {"server.gate", "server.round_record", "core.types"}
     assert "core.masks" in {name for name, _ in imports("messages.codec")}, (
         "also `from fedp3.core import masks as M`"
     )

@@ -19,13 +19,14 @@ from fedp3.core.types import ClientPlan, ClientUpdate, Execute, LayerPlan, Reply
 from fedp3.costs import device_time
 from fedp3.costs.traffic import traffic
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment, assemble
-from fedp3.planning.dispatch import dispatched_tasks, global_tasks
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
+from fedp3.planning.dispatch import global_tasks
 from fedp3.runs.tuning import validation_split
 from fedp3.server.context import ServerState
 from fedp3.server.evaluation import scores
-from fedp3.server.publication import sent_weights
 from fedp3.server.rounds import run
+from fedp3.server.scoring import dispatched
 
 EVERY = 2  # rounds between two measurements of G
 PROBES = 4  # measurements of P
@@ -128,20 +129,9 @@ def _global(experiment: Experiment, state: ServerState) -> list[Task]:
 
 def _probes(experiment: Experiment, state: ServerState) -> list[Task]:
     """Tasks that measure P the same way for all methods: all layers, dense, all local steps."""
-    spec = experiment.server.spec
-    dense = dict.fromkeys(spec.layers.layers, LayerPlan())
+    dense = dict.fromkeys(experiment.server.layers.layers, LayerPlan())
     plans = [ClientPlan(i, dense) for i in experiment.shards]
-    return dispatched_tasks(
-        sent_weights(state),
-        plans,
-        spec.layers,
-        spec.pruning,
-        state.t,
-        spec.seed,
-        state.seen,
-        probe=True,
-        extra=state.extra,
-    )
+    return dispatched(experiment.server, state, plans, probe=True)
 
 
 def _score(experiment: Experiment, tasks: Sequence[Task], execute: Execute) -> float:

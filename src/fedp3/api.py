@@ -30,7 +30,9 @@ from fedp3.data.catalogue import POOLED
 from fedp3.data.gathering import Data, Gathered
 from fedp3.data.partition import PARTITIONS
 from fedp3.engines.catalogue import check_engine, make_engine
-from fedp3.experiment.assemble import Experiment, assemble, assemble_from, split_parts
+from fedp3.experiment.assemble import assemble, assemble_from
+from fedp3.experiment.client_samples import split_parts
+from fedp3.experiment.experiment import Experiment
 from fedp3.messages.compressors import COMPRESSORS
 from fedp3.methods import METHODS
 from fedp3.models.layer_map import layer_map

@@ -9,7 +9,8 @@ from fedp3.cli import demo_transformer as demo
 from fedp3.cli.manual_texts import largest_topics
 from fedp3.core.errors import InputError
 from fedp3.data.tsv import read_lines
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 
 
 def assembled(kind: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Experiment]:

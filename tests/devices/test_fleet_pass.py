@@ -12,10 +12,11 @@ from fedp3 import config
 from fedp3.core.errors import PlanError
 from fedp3.devices.fleet_pass import greedy_counts
 from fedp3.devices.window_draws import possible_trainers
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 from fedp3.planning.coverage import coverage
 from fedp3.runs.description import warnings_of
-from fedp3.server.rounds import plans_for
+from fedp3.server.round_plans import plans_for
 
 LAYERS = 3
 Case = tuple[list[int], list[list[tuple[bool, ...]]], list[list[float]]]

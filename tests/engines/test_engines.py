@@ -26,7 +26,8 @@ from fedp3.planning.dispatch import global_tasks
 from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.settings import Mechanism
 from fedp3.runs.session import run_rounds
-from fedp3.server.rounds import plans_for, run, run_round
+from fedp3.server.round_plans import plans_for
+from fedp3.server.rounds import run, run_round
 
 SMALL = [
     "model.width=0.03",

@@ -13,7 +13,8 @@ from fedp3.engines.catalogue import make_engine
 from fedp3.engines.flower.client_app import client_app, configured, configured_node
 from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.engines.flower.records import frame_of
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 from fedp3.messages.framing import payload_size
 from fedp3.runs.session import run_rounds
 from fedp3.server.rounds import run_round

@@ -21,7 +21,8 @@ from fedp3.devices.table import DEVICES, Device
 from fedp3.engines.flower.client_app import client_app, configured_node
 from fedp3.engines.flower.records import NODE, Identity, identity_of, identity_record
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 from fedp3.node.admission import _impossible
 from fedp3.runs.session import run_rounds
 from flower.fakes import FakeGrid, in_a_run

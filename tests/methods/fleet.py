@@ -7,7 +7,8 @@ from fedp3 import config
 from fedp3.data import Dataset
 from fedp3.engines.base import Engine, States
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment, assemble_from
+from fedp3.experiment.assemble import assemble_from
+from fedp3.experiment.experiment import Experiment
 from fedp3.methods import METHODS
 from fedp3.methods.fedcr import coded_tail
 from fedp3.models.zoo import ModelSettings, ModelSpec, build

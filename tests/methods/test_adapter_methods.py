@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from fedp3.core.errors import ConfigError
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.models.frozen import frozen_tensors
 from fedp3.models.zoo import ModelSettings, ModelSpec, build
-from fedp3.server.rounds import plans_for
+from fedp3.server.round_plans import plans_for
 from worlds import CLASSES, same
 
 from . import adapter_references as adapters

@@ -18,7 +18,8 @@ from fedp3.core.types import ClientState, ClientUpdate, Rejection, RejectionCode
 from fedp3.engines.base import States
 from fedp3.engines.catalogue import make_engine
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 from fedp3.messages.codec import (
     Copy,
     decode_task,
@@ -32,7 +33,8 @@ from fedp3.messages.framing import payload_size
 from fedp3.methods import METHODS
 from fedp3.privacy import requirements
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
-from fedp3.server.rounds import finish, run, run_round
+from fedp3.server.rounds import run, run_round
+from fedp3.server.scoring import finish
 from worlds import same
 
 from .fleet import experiment, trained, with_rounds

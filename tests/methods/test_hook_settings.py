@@ -33,7 +33,7 @@ from fedp3.planning.client_plans import PlanSettings, client_plans
 from fedp3.planning.dispatch import dispatch
 from fedp3.planning.prune_settings import SELECTORS, PruneSettings
 from fedp3.planning.pruning import deal_units, disjoint_slice, masks_for
-from fedp3.server.rounds import plans_for
+from fedp3.server.round_plans import plans_for
 from worlds import CLASSES, same, world
 
 from . import reference as ref

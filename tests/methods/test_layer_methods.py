@@ -13,12 +13,14 @@ from fedp3.core.errors import ConfigError
 from fedp3.core.types import Reply, Task
 from fedp3.engines.base import States
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.planning.client_plans import layer_sets
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedp3.server.intervals import rare_layers
 from fedp3.server.recycling import recycled_count
-from fedp3.server.rounds import finish, plans_for, run, run_round
+from fedp3.server.round_plans import plans_for
+from fedp3.server.rounds import run, run_round
+from fedp3.server.scoring import finish
 from fedp3.server.selection import select
 from worlds import same
 

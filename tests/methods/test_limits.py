@@ -13,7 +13,8 @@ from fedp3.runs import session
 from fedp3.runs.checkpoint import load_checkpoint
 from fedp3.server.aggregators import AggregateSettings, Aggregator
 from fedp3.server.optimizer import optimize, with_optimizer
-from fedp3.server.rounds import finish, run_round
+from fedp3.server.rounds import run_round
+from fedp3.server.scoring import finish
 from worlds import make_aggregator, same
 
 from .fleet import experiment, trained

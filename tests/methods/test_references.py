@@ -7,7 +7,7 @@ import torch
 
 from fedp3.client.passes import METHOD, PERSONAL
 from fedp3.core.randomness import Stream, stream
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from worlds import CLASSES
 
 from . import reference as ref

@@ -12,7 +12,7 @@ from fedp3.models.frozen import frozen_sha256, frozen_tensors, thaw
 from fedp3.models.layer_map import layer_map
 from fedp3.models.lora import lora_modules, merge
 from fedp3.models.zoo import ModelSettings, ModelSpec, build
-from fedp3.privacy.requirements import uses_ghost
+from fedp3.privacy.trial import uses_ghost
 
 
 def gpt(blocks: int = 2) -> nn.Module:

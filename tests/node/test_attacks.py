@@ -23,7 +23,8 @@ from fedp3.engines.flower.records import (
     frame_of,
     put_frame,
 )
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 from fedp3.messages.codec import decode_update, encode_task
 from fedp3.node.context import Request
 from fedp3.node.records import read_marks
@@ -32,7 +33,7 @@ from fedp3.planning.revised_plans import without_layers
 from fedp3.privacy.ledger import read
 from fedp3.privacy.mechanism import mechanism_of
 from fedp3.privacy.settings import Mechanism
-from fedp3.server.rounds import plans_for
+from fedp3.server.round_plans import plans_for
 from flower.fakes import in_a_run
 
 from flwr.app import Context, Message, MessageType, RecordDict  # isort: skip

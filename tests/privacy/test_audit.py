@@ -12,9 +12,10 @@ from fedp3 import config
 from fedp3.core.errors import InputError
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.data import from_tensors
-from fedp3.experiment.assemble import Experiment, assemble_from
+from fedp3.experiment.assemble import assemble_from
+from fedp3.experiment.experiment import Experiment
 from fedp3.messages.compressors import COMPRESSORS
-from fedp3.privacy import clipping, requirements
+from fedp3.privacy import clipping, requirements, trial
 from fedp3.privacy import mechanism as seams
 from fedp3.privacy.audit import audit as parts_table
 from fedp3.privacy.audit.audit import NAMES, audit
@@ -228,7 +229,7 @@ def test_a_draw_of_dropout_that_leaves_the_canary_no_gradient_is_drawn_anew(
 def _accept_every_network(monkeypatch: pytest.MonkeyPatch) -> None:
     """Remove the refusals, and the proof without which ghost clipping is not used."""
     monkeypatch.setattr(requirements, "check", lambda *arguments: None)
-    monkeypatch.setattr(requirements, "uses_ghost", lambda context: True)
+    monkeypatch.setattr(trial, "uses_ghost", lambda context: True)
     monkeypatch.setattr(clipping, "per_record_graph", lambda net, x: net)
 
 

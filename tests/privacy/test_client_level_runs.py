@@ -19,7 +19,8 @@ from fedp3.core.errors import ConfigError, InputError
 from fedp3.core.types import Reply, Task
 from fedp3.data import from_tensors
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment, assemble_from
+from fedp3.experiment.assemble import assemble_from
+from fedp3.experiment.experiment import Experiment
 from fedp3.privacy import accountant
 from fedp3.privacy.client_level import disclosure, requirements
 from fedp3.privacy.client_level.budget import EVERYBODY, FOLDER

@@ -19,7 +19,7 @@ from fedp3.core.errors import InputError
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.data import from_tensors
 from fedp3.experiment.assemble import assemble_from
-from fedp3.privacy import accountant, requirements
+from fedp3.privacy import accountant, trial
 from fedp3.privacy.clipping import add_clipped, ghost_pieces
 from fedp3.privacy.mechanism import mechanism_of
 from fedp3.privacy.settings import Mechanism
@@ -115,7 +115,7 @@ def test_one_pair_of_many_records_that_meet_is_found() -> None:
 
 @given(st.integers(1, 5000))
 def test_batches_are_tried_from_2_to_the_largest_that_a_step_computes(largest: int) -> None:
-    sizes = requirements._trial_sizes(largest)
+    sizes = trial._trial_sizes(largest)
     assert sizes == sorted(set(sizes)) and {2, 3} <= set(sizes)
     assert sizes[-1] == max(3, largest)
     assert all(b <= 1.7 * a for a, b in pairwise(sizes[1:]))
@@ -124,13 +124,13 @@ def test_batches_are_tried_from_2_to_the_largest_that_a_step_computes(largest: i
 @given(st.integers(2, 8))
 def test_each_of_up_to_8_records_changes_while_each_other_one_does_not(size: int) -> None:
     separated = torch.zeros(size, size, dtype=torch.bool)
-    for unchanged in requirements._splits(size):
+    for unchanged in trial._splits(size):
         separated |= unchanged[:, None] & ~unchanged
     assert bool((separated | torch.eye(size, dtype=torch.bool)).all())
 
 
 def test_a_net_that_mixes_at_a_size_that_is_not_tried_is_clipped_record_by_record() -> None:
-    untried = min({*range(2, 14)} - {*requirements._trial_sizes(14)})
+    untried = min({*range(2, 14)} - {*trial._trial_sizes(14)})
     mixes = Between(lambda h: h + h.mean(0) if len(h) == untried else h)
     assert not resolved_mechanism(mixes).ghost
 

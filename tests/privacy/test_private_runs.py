@@ -21,7 +21,8 @@ from fedp3.client.update import local_update
 from fedp3.core.errors import ConfigError, InputError
 from fedp3.core.types import Task
 from fedp3.data import from_tensors
-from fedp3.experiment.assemble import Experiment, assemble_from
+from fedp3.experiment.assemble import assemble_from
+from fedp3.experiment.experiment import Experiment
 from fedp3.planning.dispatch import dispatch
 from fedp3.privacy import accountant, disclosure, requirements
 from fedp3.privacy.budget import count_tasks, plan_budget

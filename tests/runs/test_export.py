@@ -22,7 +22,7 @@ from fedp3.cli import main
 from fedp3.core import files
 from fedp3.core.errors import InputError, RunError
 from fedp3.data import batch
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.runs import export as exports
 from fedp3.runs.networks import Trained, network, read_trained
 

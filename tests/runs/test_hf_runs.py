@@ -21,7 +21,8 @@ from fedp3.costs.traffic import traffic
 from fedp3.data import Batch, batch, first_record
 from fedp3.data.inputs import map_tensors
 from fedp3.engines.catalogue import make_engine
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 from fedp3.models.layer_map import layer_map
 from fedp3.models.skipping import without_blocks
 from fedp3.planning.prune_settings import PruneSettings

@@ -14,14 +14,16 @@ from fedp3.core.hashing import model_sha256
 from fedp3.core.types import Reply, Task
 from fedp3.engines.base import Engine, States
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 from fedp3.report.result import Result
 from fedp3.runs.history import History
 from fedp3.runs.networks import Trained, network
 from fedp3.runs.session import train
 from fedp3.server.averaged_weights import next_average
 from fedp3.server.context import ServerState
-from fedp3.server.rounds import initial_scores, run
+from fedp3.server.rounds import run
+from fedp3.server.scoring import initial_scores
 
 SMALL = (
     *("partition.clients=4", "model.width=0.015625", "local.steps=2", "local.batch=8"),

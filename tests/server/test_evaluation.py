@@ -22,7 +22,9 @@ from fedp3.models.layer_map import layer_map
 from fedp3.planning.client_plans import PlanSettings
 from fedp3.planning.dispatch import dispatched_tasks, global_tasks
 from fedp3.server import evaluation
-from fedp3.server.rounds import finish, plans_for, run, run_round
+from fedp3.server.round_plans import plans_for
+from fedp3.server.rounds import run, run_round
+from fedp3.server.scoring import finish
 from worlds import World, same, world
 
 

@@ -30,7 +30,8 @@ from fedp3.server import grouping
 from fedp3.server.aggregators import AGGREGATORS, AggregateSettings
 from fedp3.server.context import ServerContext, ServerState
 from fedp3.server.gate import METRIC_LIMIT, GateResult
-from fedp3.server.rounds import plans_for, run_round
+from fedp3.server.round_plans import plans_for
+from fedp3.server.rounds import run_round
 from worlds import judge, make_aggregator
 
 T = 3  # the round all of this happens in

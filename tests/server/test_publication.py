@@ -11,14 +11,16 @@ from fedp3 import config
 from fedp3.client.update import local_update
 from fedp3.core.types import Rejection, RejectionCode, Task
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 from fedp3.messages.compression import UNCOMPRESSED
 from fedp3.planning.client_plans import client_plans
 from fedp3.planning.participation import eligible_clients, sample_clients
 from fedp3.runs.session import run_rounds
 from fedp3.server.gate import GateResult
 from fedp3.server.publication import sent_weights, without_lost_copies
-from fedp3.server.rounds import finish, run
+from fedp3.server.rounds import run
+from fedp3.server.scoring import finish
 from messages.test_compressors import naive
 
 SMALL = [

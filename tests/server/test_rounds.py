@@ -28,7 +28,9 @@ from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
 from fedp3.planning.pruning import deal_units
 from fedp3.server.aggregators import AGGREGATORS, AggregateSettings
 from fedp3.server.context import ServerContext, ServerState
-from fedp3.server.rounds import finish, plans_for, run, run_round
+from fedp3.server.round_plans import plans_for
+from fedp3.server.rounds import run, run_round
+from fedp3.server.scoring import finish
 from worlds import KINDS, World, same, world
 
 every_rule = pytest.mark.parametrize("rule", AGGREGATORS)

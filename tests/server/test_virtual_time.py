@@ -19,13 +19,15 @@ from fedp3.devices.settings import DeviceRow, DevicesSettings, device_of
 from fedp3.engines.base import Engine
 from fedp3.engines.in_process import sequential
 from fedp3.engines.process_pool import pool
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 from fedp3.runs import session
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint, save_checkpoint
 from fedp3.server.aggregators import AGGREGATORS, weighted_mean
 from fedp3.server.buffered import moved
 from fedp3.server.context import RoundRecord, ServerState
-from fedp3.server.rounds import plans_for, run
+from fedp3.server.round_plans import plans_for
+from fedp3.server.rounds import run
 from worlds import same, world
 
 MODES = {

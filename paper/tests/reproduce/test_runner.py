@@ -13,7 +13,7 @@ from fedp3.core.errors import ConfigError, InputError, RunError
 from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import assemble
 from fedp3.runs import existing, session
-from fedp3.server.rounds import plans_for
+from fedp3.server.round_plans import plans_for
 from fedp3_paper.reproduce import cells, lr, released, runner, summary
 from fedp3_paper.reproduce.cells import Bench, Cell, Variant, config_of
 from fedp3_paper.reproduce.targets import FEDAVG, Row, Target, layers, pruned

@@ -8,7 +8,7 @@ from fedp3.cli import terminal
 
 if TYPE_CHECKING:
     from fedp3.costs.table import ClientCost
-    from fedp3.experiment.assemble import Experiment
+    from fedp3.experiment.experiment import Experiment
 
 COLUMNS = {
     "device": "left",

@@ -13,7 +13,7 @@ from fedp3.cli.options import AsJson, DataDir, Overrides, Use
 if TYPE_CHECKING:
     from fedp3.core.types import ClientPlan
     from fedp3.costs.table import ClientCost
-    from fedp3.experiment.assemble import Experiment
+    from fedp3.experiment.experiment import Experiment
 
 JSON_KEYS = (
     "clients",

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from fedp3.config.plugins import Plugin
     from fedp3.core.types import Reply, Task
     from fedp3.engines.base import Engine, States
-    from fedp3.experiment.assemble import Experiment
+    from fedp3.experiment.experiment import Experiment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

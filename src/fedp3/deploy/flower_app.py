@@ -27,8 +27,9 @@ from fedp3.devices.table import UNREPORTED, Device
 from fedp3.engines.base import Engine, States
 from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.engines.flower.records import Identity
-from fedp3.experiment.assemble import Experiment, assemble, check_plans
+from fedp3.experiment.assemble import assemble, check_plans
 from fedp3.experiment.device_plans import with_fleet
+from fedp3.experiment.experiment import Experiment
 from fedp3.messages.codec import room_for
 from fedp3.models.frozen import frozen_sha256
 from fedp3.node.permits import Permit, read_permit

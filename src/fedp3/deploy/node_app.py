@@ -18,7 +18,7 @@ from fedp3.experiment.assemble import assemble_client, objective_of
 from fedp3.experiment.compatibility import check_model, smallest_batch
 from fedp3.node.context import NodeContext
 from fedp3.node.folder import client_of
-from fedp3.privacy.requirements import uses_ghost
+from fedp3.privacy.trial import uses_ghost
 
 KEPT_BYTES = 256 * 2**20  # of samples that one process of a simulation holds between messages
 

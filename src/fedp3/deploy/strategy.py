@@ -33,7 +33,8 @@ from fedp3.deploy.flower_app import serve as serve_run
 from fedp3.deploy.strategy_settings import clients_in, completed, given_settings
 from fedp3.engines.flower.client_app import ACTION
 from fedp3.engines.flower.grid import Introduction, Roster
-from fedp3.experiment.assemble import Experiment, assemble_from
+from fedp3.experiment.assemble import assemble_from
+from fedp3.experiment.experiment import Experiment
 from fedp3.runs.callbacks import Callback
 from fedp3.runs.session import Outcome
 from fedp3.server.context import RoundRecord

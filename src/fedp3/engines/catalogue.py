@@ -12,7 +12,7 @@ from fedp3.costs.compute import flops
 from fedp3.engines.base import Engine, States
 from fedp3.engines.in_process import debug, sequential
 from fedp3.engines.process_pool import pool
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 
 SMALL_RUN = 3e11  # FLOPs of a run, below which starting processes costs more time than they save
 

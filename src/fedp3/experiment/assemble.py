@@ -4,11 +4,9 @@ All checks of an assembled run are called from here, before training.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -20,17 +18,14 @@ from fedp3.client.hooks import Hooks
 from fedp3.client.objectives import OBJECTIVES, Objective
 from fedp3.client.stacked import can_stack
 from fedp3.config import Config
-from fedp3.config.contradictions import contradictions
-from fedp3.core.errors import ConfigError, InputError
+from fedp3.core.errors import InputError
 from fedp3.core.settings import OWN
-from fedp3.core.types import ClientPlan, Layer
-from fedp3.costs.compute import ComputeProfile, measure_on
-from fedp3.costs.table import ClientCost, client_costs
-from fedp3.data import Dataset, first_record
+from fedp3.core.types import Layer
+from fedp3.data import Dataset
 from fedp3.data.inputs import only_tensor, tensors_of
-from fedp3.data.partition import BY_LABELS, ROLES, by_roles, histogram, partition, split
-from fedp3.data.partition_file import read_partition
 from fedp3.data.shards import Shard
+from fedp3.experiment.budgets import with_budget, with_client_privacy
+from fedp3.experiment.client_samples import shards_of
 from fedp3.experiment.compatibility import (
     check_device,
     check_hooks,
@@ -40,7 +35,8 @@ from fedp3.experiment.compatibility import (
     smallest_batch,
     with_fitting_numbers,
 )
-from fedp3.experiment.device_plans import on_devices, with_fleet
+from fedp3.experiment.device_plans import with_fleet
+from fedp3.experiment.experiment import Experiment
 from fedp3.messages.versions import Published, begin, is_coded
 from fedp3.methods.fedcr import coded_tail
 from fedp3.models.adapters import with_adapters
@@ -51,95 +47,11 @@ from fedp3.planning.capacities import capacities
 from fedp3.planning.coverage import check_coverage, check_pruning
 from fedp3.planning.layer_sets import AUTO as AUTO_LAYERS
 from fedp3.planning.prune_settings import SELECTORS
-from fedp3.privacy import accountant, requirements
-from fedp3.privacy.budget import Schedule, plan_budget
-from fedp3.privacy.client_level import requirements as client_requirements
-from fedp3.privacy.client_level.budget import plan_release_budget
-from fedp3.privacy.mechanism import PrivateSteps
-from fedp3.privacy.settings import AUTO, Mechanism
+from fedp3.privacy import requirements
 from fedp3.server.aggregation import make_aggregator
 from fedp3.server.aggregators import AGGREGATORS
-from fedp3.server.client_level import ClientLevel
 from fedp3.server.context import ServerContext, ServerState
-from fedp3.server.rounds import plans_for
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A run that is ready to start.
-
-    Attributes:
-        config: its config.
-        server: what the server knows.
-        client: what all clients share.
-        shards: the samples of each client.
-        start: the state before the first round.
-        client_names: the names of the clients, if they have any.
-    """
-
-    config: Config
-    server: ServerContext
-    client: ClientContext
-    shards: Mapping[int, Shard]
-    start: ServerState
-    client_names: tuple[str, ...] = ()
-
-    @cached_property
-    def first_plans(self) -> tuple[ClientPlan, ...]:
-        """The plans of all clients in round 0."""
-        return plans_for(self.server, 0)
-
-    @cached_property
-    def turn_plans(self) -> tuple[ClientPlan, ...]:
-        """The plans of all clients in every round of one turn of the schedule of layers.
-
-        Without a schedule these are the plans of round 0.
-        """
-        later = (plans_for(self.server, t) for t in range(1, self.server.turn))
-        return sum(later, self.first_plans)
-
-    @cached_property
-    def profile(self) -> ComputeProfile:
-        """FLOPs and memory of the network."""
-        if self.server.fleet is not None:
-            return self.server.fleet.profile
-        return measure_on(self.client.net, first_record(self.client.data), self.client.objective)
-
-    @cached_property
-    def costs(self) -> list[ClientCost]:
-        """What every client's plan costs in round 0."""
-        return self.costs_of(self.first_plans)
-
-    def costs_of(self, plans: Sequence[ClientPlan]) -> list[ClientCost]:
-        """What these plans, one for each client, cost in their round."""
-        server = self.server
-        costs = client_costs(
-            self.client,
-            self.profile,
-            plans,
-            server.keep,
-            server.examples,
-            self.start.extra,
-        )
-        return costs if server.fleet is None else on_devices(costs, server.fleet)
-
-    @property
-    def schedule(self) -> Schedule:
-        """Which clients may take part in which round."""
-        server, fleet = self.server, self.server.fleet
-        if fleet is None:
-            return Schedule(server.run, server.examples)
-        run = replace(server.run, clients_per_round=fleet.asked(server.participants))
-        return Schedule(run, {i: n * (i in fleet.able) for i, n in server.examples.items()})
-
-    @property
-    def labels(self) -> np.ndarray:
-        """Samples of each class at each client: (clients, classes); one class without labels."""
-        data = self.client.data
-        parts = [torch.cat([s.train, s.test]).numpy() for _, s in sorted(self.shards.items())]
-        if not data.labelled:
-            return np.array([[len(part)] for part in parts])
-        return histogram(data.y.numpy(), parts, data.classes)
+from fedp3.server.round_plans import plans_for
 
 
 def assemble(config: Config, data_dir: Path | None = None) -> Experiment:
@@ -203,7 +115,7 @@ def assemble_from(
     net = prepared_network(config, net)
     data = with_fitting_numbers(net, data)
     objective = objective or objective_of(config, data)
-    shards = _shards(config, data) if shards is None else shards
+    shards = shards_of(config, data) if shards is None else shards
     smallest = smallest_batch(shards, config.local.batch)
     check_model(net, data, smallest, config.run.seed, objective)
     test = _fitting_test(net, data, config.run.seed, objective)
@@ -230,10 +142,10 @@ def assemble_from(
     )
     experiment = Experiment(config, server, client, shards, start)
     if config.client_privacy.enabled:
-        return _with_client_privacy(experiment)
+        return with_client_privacy(experiment)
     if not config.privacy.enabled or not resolve_noise:
         return experiment
-    return _with_budget(experiment, config.privacy.noise_multiplier)
+    return with_budget(experiment, config.privacy.noise_multiplier)
 
 
 def _fitting_test(net: nn.Module, data: Dataset, seed: int, objective: Objective) -> Dataset | None:
@@ -387,98 +299,3 @@ def _client_context(config: Config, spec: RunSpec, net: nn.Module, data: Dataset
         device=config.run.device,
         stacked=can_stack(spec, data, config.local, config.run.device),
     )
-
-
-def _with_budget(experiment: Experiment, noise: float | str) -> Experiment:
-    """The experiment with its mechanism and budget.
-
-    Args:
-        experiment: the run, whose requirements were checked.
-        noise: the noise multiplier, or "auto" to find it.
-    """
-    accountant.require()
-    settings = experiment.config.privacy
-    mechanism = Mechanism(
-        clip=settings.clip,
-        noise_multiplier=0.0 if noise == AUTO else float(noise),
-        sample_rate=settings.sample_rate,
-        randomness=settings.randomness,
-        ghost=requirements.uses_ghost(experiment.client),
-    )
-    budget = plan_budget(
-        experiment.schedule,
-        experiment.client.local,
-        mechanism,
-        settings.epsilon,
-        settings.delta,
-        find_noise=noise == AUTO,
-    )
-    client = replace(experiment.client, stacked=False, steps=PrivateSteps(budget.mechanism))
-    return replace(experiment, server=replace(experiment.server, budget=budget), client=client)
-
-
-def with_noise(experiment: Experiment, noise: float | None) -> Experiment:
-    """The experiment under this noise multiplier, which its run was begun with."""
-    budget = experiment.server.budget
-    if budget is None or noise is None or noise == budget.mechanism.noise_multiplier:
-        return experiment
-    return _with_budget(experiment, noise)
-
-
-def _with_client_privacy(experiment: Experiment) -> Experiment:
-    """The experiment under client-level DP; refused if the guarantee would not hold."""
-    config, server = experiment.config, experiment.server
-    mistakes = contradictions(config)  # a `Config` that was built in Python is not checked yet
-    if mistakes:
-        raise ConfigError("\n".join(mistakes))
-    budget = plan_release_budget(config.client_privacy, config.run.rounds)
-    client_requirements.check(server.spec, experiment.first_plans, budget)
-    mode = ClientLevel(budget=budget, optimizer=config.aggregate)
-    return replace(experiment, server=replace(server, client_level=mode))
-
-
-def _shards(config: Config, data: Dataset) -> dict[int, Shard]:
-    return split_parts(_parts(config, data), config)
-
-
-def _parts(config: Config, data: Dataset) -> Sequence[np.ndarray]:
-    """Which samples each client has."""
-    p, seed, y = config.partition, config.run.seed, data.y
-    if p.file:
-        parts = read_partition(Path(p.file), len(y))
-        if len(parts) != p.clients:
-            raise InputError(
-                f"{p.file} has {len(parts)} clients, but [partition] clients is {p.clients}"
-            )
-        return parts
-    if p.kind == ROLES:
-        if data.roles is None:
-            raise InputError(
-                f"[partition] kind: data set {data.name!r} has no roles; in a text, a speaker's "
-                "name stands on a line of its own and ends with a colon; use 'iid'"
-            )
-        return by_roles(data.roles.numpy(), p.clients)
-    if not data.labelled and p.kind in BY_LABELS:
-        raise InputError(
-            f"[partition] kind: {p.kind!r} divides samples by their labels, and data set "
-            f"{data.name!r} has none; use 'iid'" + ("" if data.roles is None else f" or {ROLES!r}")
-        )
-    return partition(
-        p.kind,
-        y.numpy() if data.labelled else np.zeros(len(y), np.int64),
-        p.clients,
-        seed=seed,
-        classes=p.classes,
-        alpha=p.alpha,
-        sizes=p.sizes,
-    )
-
-
-def split_parts(parts: Sequence[np.ndarray], config: Config) -> dict[int, Shard]:
-    """The train and test samples of each client, whose samples these are."""
-    shards = {}
-    for i, part in enumerate(parts):
-        share = config.partition.train_share
-        train, test = split(part, seed=config.run.seed, client=i, share=share)
-        shards[i] = Shard(torch.from_numpy(train), torch.from_numpy(test))
-    return shards

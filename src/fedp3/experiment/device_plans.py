@@ -22,11 +22,11 @@ from fedp3.devices.settings import NODES
 from fedp3.devices.table import Device
 from fedp3.methods import METHODS
 from fedp3.planning.layer_sets import AUTO
-from fedp3.privacy import requirements
+from fedp3.privacy import trial
 from fedp3.privacy.mechanism import PrivateSteps
 from fedp3.privacy.settings import Mechanism
 from fedp3.server.context import ServerContext
-from fedp3.server.rounds import plans_for
+from fedp3.server.round_plans import plans_for
 
 
 def with_fleet(
@@ -57,7 +57,7 @@ def with_fleet(
     devices = reported or run_devices(settings, server.clients, config.run.seed)
     if config.privacy.enabled:
         # How gradients are clipped decides about memory; the noise is found after the plans.
-        mechanism = Mechanism(clip=config.privacy.clip, ghost=requirements.uses_ghost(client))
+        mechanism = Mechanism(clip=config.privacy.clip, ghost=trial.uses_ghost(client))
         client = replace(client, steps=PrivateSteps(mechanism))
     inputs = FleetInputs(
         settings=settings,

@@ -13,7 +13,8 @@ from fedp3.core.files import read_json, state_home, write_secret
 from fedp3.core.hashing import model_sha256, sha256_of
 from fedp3.data.dataset import Dataset
 from fedp3.data.inputs import tensors_of
-from fedp3.experiment.assemble import Experiment, published_at_start
+from fedp3.experiment.assemble import published_at_start
+from fedp3.experiment.experiment import Experiment
 from fedp3.models.frozen import frozen_sha256
 from fedp3.models.hf import files_of
 

@@ -6,10 +6,10 @@ from itertools import groupby
 from statistics import fmean
 
 from fedp3.core.types import Layer
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.messages.versions import is_coded
 from fedp3.planning.coverage import coverage
-from fedp3.server.rounds import plans_for
+from fedp3.server.round_plans import plans_for
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

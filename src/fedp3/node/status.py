@@ -10,7 +10,8 @@ from fedp3.config import Config
 from fedp3.core.files import finite_or_none
 from fedp3.core.types import Task
 from fedp3.devices.settings import NODES
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 from fedp3.messages.codec import decode_task, room_for
 from fedp3.node.admission import check_task, refused_configs
 from fedp3.node.context import NodeContext

@@ -8,7 +8,7 @@
 - `budget`: what a run may cost each client; `ledger` records what each client has spent, and
   `record_ledger` what several runs cost each record.
 - `statement`: the document about a run that a reviewer signs.
-- `requirements`: every reason to refuse a run under LDP.
+- `requirements`: every reason to refuse a run under LDP; `trial` tries a network out for them.
 - `disclosure`: what a reader of a run must know about its privacy.
 - `audit`: attacks on the code that runs.
 - `client_level`: another mode, in which a trusted server adds the noise.

@@ -12,7 +12,7 @@ from torch import nn
 from fedp3.core.errors import InputError
 from fedp3.core.scores import Score, score_of
 from fedp3.core.types import Params
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.report.page import write_report
 from fedp3.runs.export import export
 from fedp3.runs.history import History

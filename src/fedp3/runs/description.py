@@ -19,7 +19,7 @@ from fedp3.costs.traffic import reductions, traffic
 from fedp3.devices.run_fleet import RunFleet
 from fedp3.devices.settings import row_of
 from fedp3.devices.window_draws import possible_trainers
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.experiment.fingerprint import fingerprint
 from fedp3.experiment.stretches import stretches
 from fedp3.models.hf import files_of

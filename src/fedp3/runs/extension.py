@@ -16,7 +16,7 @@ from fedp3.config import Config
 from fedp3.config.plugins import Plugin
 from fedp3.core.errors import InputError
 from fedp3.core.files import locked, read_json, write_atomic, write_json
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.experiment.fingerprint import check_fingerprint
 from fedp3.privacy import accountant, ledger
 from fedp3.privacy.budget import count_tasks

@@ -22,7 +22,8 @@ from fedp3.core.files import read_json
 from fedp3.core.threads import one_thread
 from fedp3.core.types import ClientState, Group, Params
 from fedp3.data.inputs import Inputs, call
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 from fedp3.experiment.fingerprint import check_fingerprint
 from fedp3.models.frozen import thaw
 from fedp3.models.lora import merge
@@ -30,7 +31,7 @@ from fedp3.models.skipping import blocks_left_out, without_blocks
 from fedp3.runs.checkpoint import Checkpoint, load_checkpoint
 from fedp3.runs.existing import SEEDS, reopen
 from fedp3.server.context import ServerState
-from fedp3.server.rounds import dispatch_tasks, probe_tasks
+from fedp3.server.scoring import dispatch_tasks, probe_tasks
 
 What = Literal["global", "dispatched", "personal"]
 States = Mapping[int, Mapping[int, ClientState]]  # client -> round -> its state

@@ -12,7 +12,7 @@ from fedp3.core.types import Reply, Task
 from fedp3.data.shards import NO_SAMPLES
 from fedp3.engines.base import Engine, States
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.privacy.audit.audit import Subject
 from fedp3.privacy.audit.rehearsal import Exchange, Rehearsal, Scene
 from fedp3.privacy.ledger import read

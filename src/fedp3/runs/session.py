@@ -24,7 +24,8 @@ from fedp3.core.files import locked, read_json, write_json
 from fedp3.core.hashing import model_sha256
 from fedp3.core.types import ClientState, Params
 from fedp3.engines.base import Engine, States
-from fedp3.experiment.assemble import Experiment, with_noise
+from fedp3.experiment.budgets import with_noise
+from fedp3.experiment.experiment import Experiment
 from fedp3.experiment.fingerprint import INITIAL, check_fingerprint, with_initial
 from fedp3.privacy.client_level.budget import open_releases
 from fedp3.privacy.ledger import Ledger, open_ledger
@@ -61,7 +62,8 @@ from fedp3.runs.run_folder import (
 from fedp3.runs.stop_request import forget_request, stop_if_requested
 from fedp3.runs.writer import Write, round_writer
 from fedp3.server.context import RoundRecord, ServerContext, ServerState
-from fedp3.server.rounds import finish, initial_scores, run
+from fedp3.server.rounds import run
+from fedp3.server.scoring import finish, initial_scores
 
 DIVERGED = 1e3  # a training loss of this many times that of guessing
 

@@ -15,7 +15,7 @@ from fedp3.planning.dispatch import dispatched_tasks
 from fedp3.runs import existing
 from fedp3.runs.checkpoint import load_checkpoint
 from fedp3.server.evaluation import scores
-from fedp3.server.rounds import plans_for
+from fedp3.server.round_plans import plans_for
 
 
 def head_only(plan: ClientPlan) -> ClientPlan:

@@ -15,7 +15,7 @@ import numpy as np
 from fedp3.cli import terminal
 from fedp3.data.partition import histogram
 from fedp3.experiment.assemble import assemble
-from fedp3.server.rounds import plans_for
+from fedp3.server.round_plans import plans_for
 from fedp3_paper.reproduce.cells import BENCHES, Cell, config_of
 from fedp3_paper.reproduce.targets import layers
 from fedp3_paper.theory.draws import Array

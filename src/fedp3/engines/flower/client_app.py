@@ -42,13 +42,8 @@ from fedp3.engines.flower.records import (
     state_bytes,
     state_of,
 )
-from fedp3.experiment.assemble import (
-    Experiment,
-    assemble,
-    assemble_client,
-    assemble_from,
-    load_parts,
-)
+from fedp3.experiment.assemble import assemble, assemble_client, assemble_from, load_parts
+from fedp3.experiment.experiment import Experiment
 from fedp3.messages.codec import Copy, FindCopy, decode_task, encode_update, room_for
 from fedp3.messages.copies import copy_in, copy_tensors, initial_copy, with_copy
 from fedp3.models.frozen import frozen_sha256
@@ -70,7 +65,7 @@ from fedp3.node.records import read_marks
 from fedp3.node.refusal import RefusalCode, Refused, code_of
 from fedp3.node.states import StateKey, load_state, read_state, save_state
 from fedp3.privacy.mechanism import PrivateSteps, mechanism_of
-from fedp3.privacy.requirements import uses_ghost
+from fedp3.privacy.trial import uses_ghost
 
 LoadNode = Callable[[Context], NodeContext]
 LoadFor = Callable[[Context, str], NodeContext]  # with the settings of the message, as JSON

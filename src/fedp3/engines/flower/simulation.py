@@ -28,7 +28,7 @@ from fedp3.engines.flower import orphan_reaper
 from fedp3.engines.flower.client_app import client_app, configured
 from fedp3.engines.flower.grid import Roster, Wire, over
 from fedp3.engines.flower.records import clean
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.messages.codec import room_for
 from fedp3.models.frozen import frozen_sha256
 from fedp3.privacy.mechanism import mechanism_of
