@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
 from torch import nn
 
 from fedp3 import config as configs
@@ -22,23 +21,27 @@ from fedp3.client.objectives import OBJECTIVES, Objective
 from fedp3.config import Config
 from fedp3.config.plugins import load_plugins
 from fedp3.core.errors import InputError
-from fedp3.core.settings import OWN
 from fedp3.core.types import ClientPlan, Layer
 from fedp3.costs.table import ClientCost
 from fedp3.data import DATASETS, Dataset
 from fedp3.data.catalogue import POOLED
-from fedp3.data.gathering import Data, Gathered
+from fedp3.data.gathering import Data
 from fedp3.data.partition import PARTITIONS
 from fedp3.engines.catalogue import check_engine, make_engine
 from fedp3.experiment.assemble import assemble, assemble_from
 from fedp3.experiment.client_samples import split_parts
 from fedp3.experiment.experiment import Experiment
+from fedp3.experiment.own_settings import (
+    check_arguments,
+    chosen_objective,
+    with_fitting_defaults,
+    with_own_parts,
+)
 from fedp3.messages.compressors import COMPRESSORS
 from fedp3.methods import METHODS
-from fedp3.models.layer_map import layer_map
 from fedp3.models.zoo import MODELS
 from fedp3.planning.coverage import coverage
-from fedp3.planning.layer_sets import LAYER_SETS, smallest_cover
+from fedp3.planning.layer_sets import LAYER_SETS
 from fedp3.planning.prune_settings import LOCAL_PRUNERS, SELECTORS
 from fedp3.planning.schedules import SCHEDULES
 from fedp3.report.result import Result
@@ -53,7 +56,6 @@ from fedp3.server.aggregators import AGGREGATORS
 from fedp3.server.context import RoundRecord
 
 LOG = logging.getLogger("fedp3")
-SAMPLES_PER_CLIENT = 10  # at least, where the number of clients is left out
 
 # Decorators with which users add parts: `@fedp3.register.aggregator("median")`.
 register = SimpleNamespace(
@@ -157,7 +159,7 @@ def run(
     """
     plugins = load_plugins([use] if isinstance(use, str | Path) else use)
     check_engine(engine)
-    _check_arguments(model, on_round, settings)
+    check_arguments(model, on_round, settings)
     if resume and out is None:
         raise InputError("resume=True needs the folder of the run; pass it as out='some/folder'")
     check_callbacks(callbacks)
@@ -166,12 +168,12 @@ def run(
             "engine 'flower' reads data sets by name; use `fedp3 run`, or the strategy "
             "fedp3.flower.FedP3 in a Flower app"
         )
-    chosen = _objective(objective, settings)
+    chosen = chosen_objective(objective, settings)
     labelled = chosen is None or chosen.labelled
     gathered = datasets.gather(data, test, labelled=labelled, lazy=lazy)
     dataset, parts = gathered.data, gathered.parts
-    settings = _with_own(settings, objective, gathered)
-    settings = _with_fitting_defaults(settings, model, dataset, layers)
+    settings = with_own_parts(settings, objective, gathered)
+    settings = with_fitting_defaults(settings, model, dataset, layers)
     config = configs.parse(settings, where="fedp3.run")
     if out is not None and resume and existing.holds_run(Path(out)):
         config = extended(Path(out), config)
@@ -344,110 +346,3 @@ def _train(
     finally:
         experiment.client.net.requires_grad_()  # as before, so that it can be passed in again
     return Result(experiment, outcome, History(read_events(folder) if folder else events), folder)
-
-
-def _check_arguments(model: object, on_round: object, settings: Mapping[str, Any]) -> None:
-    """Refuse arguments of `run` that are something else, before anything is trained."""
-    if isinstance(model, type):
-        raise InputError(f"the model is the class {model.__name__}; pass an instance of it")
-    if not isinstance(model, nn.Module):
-        raise InputError(f"the model is a {type(model).__name__}, want an nn.Module")
-    if isinstance(model, torch.jit.ScriptModule):
-        raise InputError(
-            "the model is scripted, and its layers cannot be followed; pass the "
-            "nn.Module that it was scripted from"
-        )
-    if on_round is not None and not callable(on_round):
-        raise InputError(f"on_round is a {type(on_round).__name__}, want a function of one record")
-    for section, what in (("data", "data set"), ("model", "model")):
-        named = settings.get(section)
-        name = named.get("name", OWN) if isinstance(named, Mapping) else OWN
-        if name != OWN:
-            raise InputError(
-                f"{section}={{'name': {name!r}}} names a {what}, and fedp3.run is passed one; to "
-                "use a name, write a config and call fedp3 run, or pass fedp3.load_dataset(...)"
-            )
-    part = _section_of(settings, "data").get("test", POOLED)
-    if part not in (POOLED, OWN):
-        raise InputError(
-            f"data={{'test': {part!r}}} is for data sets with a name; pass "
-            "fedp3.load_dataset(..., test='official'), or a test set of your own as test="
-        )
-
-
-def _with_own(
-    settings: Mapping[str, Any], objective: str | Objective, gathered: Gathered
-) -> dict[str, Any]:
-    """The settings, in which what was passed to `run` is named as such."""
-    own: dict[str, dict[str, Any]] = {"data": {"name": OWN}, "model": {"name": OWN}}
-    if gathered.data.test is not None:
-        own["data"]["test"] = OWN
-    if objective != AUTO_OBJECTIVE:
-        own["local"] = {"objective": objective if isinstance(objective, str) else OWN}
-    if gathered.parts is not None:
-        own["partition"] = {"kind": OWN, "clients": len(gathered.parts)}
-    if gathered.batch is not None:  # what the settings name comes first
-        batch = {"batch": gathered.batch, **_section_of(settings, "local")}["batch"]
-        own.setdefault("local", {})["batch"] = batch
-    merged = {s: {**_section_of(settings, s), **keys} for s, keys in own.items()}
-    return {**settings, **merged}
-
-
-def _section_of(settings: Mapping[str, Any], name: str) -> Mapping[str, Any]:
-    section = settings.get(name, {})
-    if not isinstance(section, Mapping):
-        raise InputError(f"{name}={section!r:.40}: want a dict of settings, as in {name}={{...}}")
-    return section
-
-
-def _with_fitting_defaults(
-    settings: Mapping[str, Any],
-    model: nn.Module,
-    data: Dataset,
-    layers: Mapping[Layer, Sequence[str]] | None,
-) -> dict[str, Any]:
-    """The settings, in which what the user left out fits this network and these data.
-
-    The defaults of a config file are those of a fleet of 20 clients with several classes each.
-    Fewer classes, samples or clients than that must not make the shortest call fail.
-    """
-    filled = {key: dict(v) if isinstance(v, Mapping) else v for key, v in settings.items()}
-    sections = {s: filled.setdefault(s, {}) for s in ("partition", "run", "plan")}
-    if not all(isinstance(section, dict) for section in sections.values()):
-        return filled  # the config says what is wrong
-    split, run, plan = sections.values()
-    standard = Config()
-    if "file" not in split:
-        enough = max(1, min(standard.partition.clients, len(data.y) // SAMPLES_PER_CLIENT))
-        split.setdefault("clients", enough)
-        if data.labelled:
-            split.setdefault("classes", min(standard.partition.classes, data.classes))
-        else:
-            split.setdefault("kind", "iid")
-    clients = split.get("clients", standard.partition.clients)
-    if not isinstance(clients, int) or clients < 1:
-        return filled
-    mode = filled.get("client_privacy", {})  # under it, coins choose who takes part
-    if not (isinstance(mode, Mapping) and mode.get("enabled")):
-        run.setdefault("clients_per_round", min(standard.run.clients_per_round, clients))
-    decided = METHODS.get(str(filled.get("method", standard.method)))
-    devices = filled.get("devices", {})
-    if isinstance(devices, Mapping) and devices.get("fleet"):
-        return filled  # layers are chosen for devices, or as the config says
-    if decided is None or "layers" not in decided.settings.get("plan", {}):
-        plan.setdefault("layers", smallest_cover(len(layer_map(model, layers).hidden), clients))
-    return filled
-
-
-def _objective(objective: object, settings: Mapping[str, Any]) -> Objective | None:
-    """The objective that was passed to `run`, or named in its settings; None if none was."""
-    local = settings.get("local", {})
-    named = local.get("objective", AUTO_OBJECTIVE) if isinstance(local, Mapping) else AUTO_OBJECTIVE
-    if objective != AUTO_OBJECTIVE and named != AUTO_OBJECTIVE:
-        raise InputError("objective= and local={'objective': ...} both name one; pass one of them")
-    chosen = named if objective == AUTO_OBJECTIVE else objective
-    if isinstance(chosen, Objective) and chosen is objective:
-        return chosen
-    if not isinstance(chosen, str):
-        raise InputError(f"the objective is a {type(chosen).__name__}, want a name or an Objective")
-    return None if chosen == AUTO_OBJECTIVE else OBJECTIVES.pick(chosen)

@@ -22,9 +22,9 @@ from fedp3 import config
 from fedp3.core import files
 from fedp3.core.errors import InputError
 from fedp3.core.hashing import model_sha256
+from fedp3.deploy.app_files import write_app
 from fedp3.deploy.certificates import make_certificates, make_node_key
 from fedp3.deploy.cluster import Place, cluster, flwr, free_port, start, start_node, stop
-from fedp3.deploy.flower_app import write_app
 from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import assemble
 from fedp3.runs import run_folder

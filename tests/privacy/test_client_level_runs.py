@@ -152,7 +152,7 @@ def test_seeded_noise_is_refused_in_a_deployment() -> None:
 
 def test_no_app_is_written_for_seeded_noise(tmp_path: Path) -> None:
     pytest.importorskip("flwr")
-    from fedp3.deploy.flower_app import write_app
+    from fedp3.deploy.app_files import write_app
 
     settings = config.parse(merged())
     with pytest.raises(ConfigError, match=r"\[client_privacy\] randomness = 'seeded'"):

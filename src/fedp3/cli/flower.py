@@ -42,7 +42,7 @@ def write(
     from fedp3.engines.catalogue import check_engine
 
     check_engine("flower")
-    from fedp3.deploy.flower_app import write_app
+    from fedp3.deploy.app_files import write_app
     from fedp3.experiment.assemble import assemble
 
     load_plugins(())  # those of installed packages

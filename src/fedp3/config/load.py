@@ -13,13 +13,9 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from fedp3.config.contradictions import (
-    contradictions,
-    resolve_devices,
-    resolve_others,
-    resolve_participants,
-)
+from fedp3.config.contradictions import contradictions
 from fedp3.config.legacy import new_name
+from fedp3.config.resolution import resolve_devices, resolve_others, resolve_participants
 from fedp3.config.schema import ADAPTER, SECTIONS, Config, fields_of
 from fedp3.core.errors import ConfigError, InputError, PlanError
 from fedp3.core.registry import suggestion
