@@ -113,7 +113,7 @@ def show_ledger(
     csv: Annotated[bool, typer.Option("--csv", help="Print all lines as CSV")] = False,
     json: AsJson = False,
 ) -> None:
-    """Check a ledger's chain of hashes, and show or export what it says.
+    """Check a ledger's chain of hashes, and show or export its entries.
 
     Example: fedp3 privacy ledger runs/a
     """

@@ -91,7 +91,7 @@ def stream(seed: int, use: Stream, *address: int) -> torch.Generator:
 
 
 def numpy_stream(seed: int, use: Stream, *address: int) -> np.random.Generator:
-    """Return a numpy generator seeded by the same address, for distributions that torch lacks."""
+    """Return a numpy generator of the same address, for distributions that torch does not have."""
     return np.random.Generator(np.random.PCG64(_entropy(seed, use, address)))
 
 

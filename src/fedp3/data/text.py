@@ -84,7 +84,7 @@ def read_utf8(path: Path) -> str:
 
 
 def _texts(content: str) -> list[str]:
-    """What each role says, in order of appearance; the entire content if there are no speakers.
+    """The lines of each role, in order of appearance; the entire content if there are no speakers.
 
     A block without a speaker continues the block before it.
     """

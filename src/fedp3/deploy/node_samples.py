@@ -136,7 +136,7 @@ def _refuse_other_shapes(train: Dataset, test: Dataset) -> None:
 
 
 def _with_all_classes(data: Dataset, net: nn.Module) -> Dataset:
-    """The data set with as many classes as the network has outputs: a node may lack some."""
+    """The data set with the classes of the network's outputs, of which a node may see fewer."""
     before = net.training
     try:
         with torch.no_grad(), restored_buffers(net):

@@ -50,7 +50,7 @@ def read_fleet(path: Path, clients: int | None = None) -> tuple[Device, ...]:
 
 
 def read_to_extend(path: Path) -> dict[int, Device]:
-    """Read a file that gets more lines: the devices that it has, by client; it may lack some."""
+    """Read a fleet file that is not complete yet: the devices in it, by client."""
     devices, _, wrong = _read(path)
     refuse(path, wrong)
     absent = set(COLUMNS) - set(_rows(path)[0][1])

@@ -123,7 +123,7 @@ def _refuse_untrained(
     memory_share: float,
     round_seconds: float,
 ) -> None:
-    """Refuse a fleet of which nobody can train some layer, and say what would help."""
+    """Refuse a fleet in which nobody can train some layer, and suggest what would help."""
     hidden = layers.hidden
     reached = np.zeros(len(hidden), dtype=bool)
     for group in classes:

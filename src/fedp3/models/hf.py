@@ -136,7 +136,7 @@ def load_model(folder: Folder, spec: ModelSpec) -> nn.Module:
 
 
 def plain_model(folder: Folder) -> nn.Module:
-    """The network of a folder that has all tensors of its own, such as a language model."""
+    """The network of a folder that contains all of its tensors, such as a language model."""
     outputs = int(folder.config.get("vocab_size", 0))
     shape = (int(folder.config.get("max_position_embeddings", 1)),)
     settings = ModelSettings(name=HF, path=str(folder.path))
@@ -182,7 +182,7 @@ def _quiet(library: Any) -> Iterator[None]:
 def _draw_head(
     model: Any, folder: Folder, found: Mapping[str, Any], spec: ModelSpec, rng: torch.Generator
 ) -> None:
-    """Draw the tensors of the head that the folder does not have; refuse if it lacks others."""
+    """Draw the head's tensors that the folder does not have; refuse if others are missing."""
     kind, parameters = KINDS[folder.kind], dict(model.named_parameters())
     other = sorted(
         str(key[0] if isinstance(key, tuple) else key) for key in found["mismatched_keys"]

@@ -143,7 +143,7 @@ def pairs_of(layers: LayerMap) -> Iterator[Pair]:
 def folded_apart(
     layers: Mapping[Layer, tuple[str, ...]], net: nn.Module
 ) -> dict[Layer, tuple[str, ...]]:
-    """The layers, in which what was learned in earlier rounds is a layer of its own, the first."""
+    """The layers, preceded by a separate layer of what was learned in earlier rounds."""
     folds = tuple(f"{p}.{FOLD}" for p, m in lora_modules(net).items() if m.fold is not None)
     if not folds:
         return dict(layers)

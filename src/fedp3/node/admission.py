@@ -45,7 +45,7 @@ class Admitted:
 
 
 def shard_of(node: NodeSettings, holding: NodeContext) -> Shard:
-    """The node's records, split by the node itself if its policy says so."""
+    """The node's records, split by the node itself if its policy requires it."""
     split = node.policy.split
     if not split.own:
         return holding.shard

@@ -1,4 +1,4 @@
-"""What a node trains with, and what a message says besides its task."""
+"""What a node trains with, and the fields of a message besides its task."""
 
 from dataclasses import dataclass
 
@@ -30,7 +30,7 @@ class NodeContext:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What a message says besides its task.
+    """The fields of a message besides its task.
 
     Args:
         run: names the run on the node's disk.

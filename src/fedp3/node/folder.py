@@ -111,7 +111,7 @@ def capacity_of(node: NodeConfig) -> float:
 
 
 def device_of_node(node: NodeConfig) -> DeviceRow | None:
-    """What this node's owner says about its device: its line of a fleet file; None if nothing."""
+    """The device that this node's owner describes, as a line of a fleet file; None without one."""
     named = node.get("device")
     if not named:
         return None
@@ -123,7 +123,7 @@ def device_of_node(node: NodeConfig) -> DeviceRow | None:
 
 
 def folder_of(node: NodeConfig) -> Path:
-    """Where this node stores everything; by default each client has a folder of its own."""
+    """The folder in which this node stores everything; by default one for each client."""
     folder = node.get("folder")
     return Path(str(folder)) if folder else default_folder(client_of(node))
 
@@ -154,7 +154,7 @@ def claim(folder: Path, client: int) -> None:
 
 
 def memory(folder: Path) -> dict[str, Any]:
-    """What a node remembers of its own files, so that a lost one is not taken for a new one."""
+    """A node's record of its own files, so that a lost file is not taken for a new one."""
     path = folder / "node.json"
     return read_json(path) if path.exists() else {}
 

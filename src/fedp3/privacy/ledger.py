@@ -284,7 +284,7 @@ def anchor_of(folder: Path) -> Anchor:
 
 
 def _parse(line: bytes) -> tuple[Charge | None, str | None]:
-    """A charge and what it says of the line before; ledgers of 0.1.0.dev have no such chain."""
+    """A charge and its link to the line before; ledgers of 0.1.0.dev have no such chain."""
     try:
         fields = json.loads(line)
         previous = fields.pop("previous", None)

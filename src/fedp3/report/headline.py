@@ -1,4 +1,4 @@
-"""What a report or a comparison says first, in a few sentences."""
+"""The first sentences of a report or a comparison: its result in words."""
 
 from collections.abc import Sequence
 

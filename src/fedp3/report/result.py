@@ -70,7 +70,7 @@ class Result:
         client: int | None = None,
         format: str = "pt2",
     ) -> dict[str, Any]:
-        """Write a network to a new folder, with a README that says how to load it without fedp3.
+        """Write a network to a new folder, with a README on how to load it without fedp3.
 
         Args:
             folder: where to; it must be empty or not exist.

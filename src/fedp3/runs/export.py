@@ -44,7 +44,7 @@ def export(
     client: int | None = None,
     format: str = "pt2",
 ) -> dict[str, Any]:
-    """Write a network of a run to a new folder; returns what model.json says.
+    """Write a network of a run to a new folder; returns the content of model.json.
 
     Args:
         run: the run.
@@ -102,7 +102,7 @@ def _complete_or_nothing(folder: Path) -> Iterator[Path]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without what exporters say about their own future, and about packages that nobody needs."""
+    """Silence warnings of exporters about their own future and about packages nobody needs."""
     logger = logging.getLogger("torch.onnx")
     before = logger.level
     logger.setLevel(logging.ERROR)

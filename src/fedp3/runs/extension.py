@@ -125,7 +125,7 @@ REFUSALS: Sequence[Callable[[Path, Config, Changes], Sequence[str]]] = (
 
 
 def extend(folder: Path, experiment: Experiment, plugins: Sequence[Plugin]) -> bool:
-    """Record that a run goes on with the config of this experiment; returns whether it is new.
+    """Record that a run continues with this experiment's config; returns whether it is new.
 
     Whoever reads the folder while it is written finds the old run, or the extended one.
 

@@ -73,7 +73,7 @@ def with_selection(
 def _noting_norms(
     updates: Iterable[AcceptedUpdate], norms: dict[int, Tensor]
 ) -> Iterator[AcceptedUpdate]:
-    """The same updates; `norms` collects what they say, of which a square cannot be negative."""
+    """The same updates; `norms` collects their squared norms, which cannot be negative."""
     for u in updates:
         norms[u.client] = u.update.extra[NORMS].clamp(min=0)
         yield u

@@ -95,7 +95,7 @@ def timed_round(
 
 
 def _work(fleet: RunFleet, task: Task, written: Mapping[int, int]) -> Work:
-    """What a task takes: as its plan says, but with the bytes that are really sent."""
+    """What a task takes by its plan, but with the bytes that are really sent."""
     work, exchanged = fleet.work_of(task.plan), exchange_bytes(task.extra)
     if task.download is not None:
         work = replace(work, down=task.download.bytes + exchanged)

@@ -363,7 +363,7 @@ def _with_initial(holding: NodeContext, content: RecordDict) -> NodeContext:
 
 
 def _released(update: ClientUpdate, node: NodeSettings, objective: Objective) -> ClientUpdate:
-    """The update as it leaves the node, with noise on its scores if the policy says so."""
+    """The update as it leaves the node, with noise on its scores if the policy requires it."""
     noise = node.policy.scores.noise_multiplier
     metrics = noisy_scores(update.metrics, noise, objective.shares)
     return replace(update, metrics=metrics)

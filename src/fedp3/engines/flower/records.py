@@ -108,7 +108,7 @@ def failure_in(content: RecordDict) -> str | None:
 
 
 def lost_copy(content: RecordDict) -> bool:
-    """Whether a node did not do its task because it lacks the weights that the task changes."""
+    """Whether a node refused its task because the weights that it changes are not there."""
     record = content.get(FAILURE)
     return isinstance(record, ConfigRecord) and record.get("code") == str(RefusalCode.COPY)
 
@@ -210,7 +210,7 @@ def settings_text(content: RecordDict) -> str:
 
 
 def about_record(request: Request) -> ConfigRecord:
-    """What a message says besides its task."""
+    """The fields of a message besides its task."""
     mechanism, permit = request.mechanism, request.permit
     return ConfigRecord(
         {

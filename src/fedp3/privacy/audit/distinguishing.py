@@ -32,7 +32,7 @@ def one_step(bench: Bench, mechanism: Mechanism, runs: int) -> list[Finding]:
     middle = sum(float(flat(bench.update(noiseless, c)) @ direction) for c in (False, True)) / 2
 
     def reported(canary: bool) -> int:
-        """In how many runs the test says that the canary is there."""
+        """Number of runs in which the test detects the canary."""
         return sum(
             float(flat(bench.update(visible, canary)) @ direction) > middle for _ in range(runs)
         )

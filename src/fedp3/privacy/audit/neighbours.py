@@ -164,7 +164,7 @@ def readable(local: LocalSettings, lr: float, steps: int) -> LocalSettings:
 
 
 def unpruned_steps(context: ClientContext) -> ClientContext:
-    """The context without local pruning: where a step leaves a unit out, noise rightly lacks."""
+    """The context without local pruning, because a unit that a step leaves out gets no noise."""
     pruning = replace(context.pruning, local_pruner="fixed")
     return replace(context, spec=replace(context.spec, pruning=pruning))
 

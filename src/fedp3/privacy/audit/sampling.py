@@ -1,4 +1,4 @@
-"""Sampling: every record of every step is drawn by a coin of its own, of probability q.
+"""Sampling: in every step a separate coin of probability q decides about every record.
 
 The sampler is not called; uploads without noise show which records entered a step (see
 `neighbours.coins`).  Under independent coins all counts below are binomial, so that their
