@@ -35,7 +35,7 @@ from benchmarks import (
 from benchmarks.ratio import Work, compare, shown
 from fedp3.engines.in_process import sequential
 from fedp3.engines.process_pool import pool
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.server.rounds import run_round
 
 Row = Callable[[int], str]  # number of pairs -> what the row prints

@@ -10,7 +10,7 @@ from pathlib import Path
 from fedp3.core.types import Reply, Task
 from fedp3.engines import in_process
 from fedp3.engines.base import Answer, Engine, States
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.runs import session
 from fedp3.server.context import RoundRecord
 

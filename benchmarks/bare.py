@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from benchmarks import fleets
 from fedp3.client.batching import LocalSettings, batches
 from fedp3.core.randomness import Stream, stream
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 
 
 @dataclass(frozen=True, kw_only=True)

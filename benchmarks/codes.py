@@ -11,7 +11,7 @@ from benchmarks.ratio import Work, compare
 from fedp3.client.update import local_update
 from fedp3.core.types import ClientPlan, LayerPlan, Task
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.messages import tensor_code
 from fedp3.messages.compression import UploadSettings
 from fedp3.messages.compressors import COMPRESSORS, pack_tensor

@@ -12,8 +12,10 @@ from fedp3.devices.clock import make_timings, visit
 from fedp3.devices.fleets import make_fleet
 from fedp3.devices.run_fleet import FleetInputs, plan_windows
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment, assemble_from, load_parts
-from fedp3.server.rounds import plans_for, run_round
+from fedp3.experiment.assemble import assemble_from, load_parts
+from fedp3.experiment.experiment import Experiment
+from fedp3.server.round_plans import plans_for
+from fedp3.server.rounds import run_round
 from fedp3.server.virtual_time import timed_round
 
 EVENTS = 1_000_000

@@ -20,7 +20,8 @@ import torch
 from benchmarks.records import find, once
 from fedp3 import config
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment, assemble
+from fedp3.experiment.assemble import assemble
+from fedp3.experiment.experiment import Experiment
 from fedp3.runs import session
 from fedp3.runs.tuning import validation_split
 

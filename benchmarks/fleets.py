@@ -5,7 +5,8 @@ from torch import nn
 
 from fedp3 import config
 from fedp3.data import from_tensors
-from fedp3.experiment.assemble import Experiment, assemble_from
+from fedp3.experiment.assemble import assemble_from
+from fedp3.experiment.experiment import Experiment
 from fedp3.models.zoo import ModelSettings, ModelSpec, build
 from fedp3.planning.participation import eligible_clients, sample_clients
 

@@ -17,7 +17,7 @@ from benchmarks import bare, fleets
 from fedp3.core.types import Execute
 from fedp3.engines.in_process import sequential
 from fedp3.engines.process_pool import pool
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.server.rounds import run
 
 

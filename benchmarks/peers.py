@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from benchmarks import bare, fleets
 from fedp3.engines.in_process import sequential
-from fedp3.experiment.assemble import Experiment
+from fedp3.experiment.experiment import Experiment
 from fedp3.server.rounds import run
 
 ROUNDS = 5  # of one measurement

@@ -26,7 +26,8 @@ from fedp3 import config
 from fedp3.engines.in_process import sequential
 from fedp3.experiment.assemble import assemble
 from fedp3.runs.tuning import shortened, validate
-from fedp3.server.rounds import finish, run
+from fedp3.server.rounds import run
+from fedp3.server.scoring import finish
 
 NAME = "transformers"
 LOWER_IS_BETTER = ("shakespeare-roles", "shakespeare-iid", "llama-roles")  # nats a token

@@ -1,6 +1,8 @@
 """Tables and a figure of the runs that are recorded; nothing is trained.
 
-    python -m benchmarks.equal_bytes.tables [--scene NAME] [--figure FILE]
+    python -m benchmarks.equal_bytes.tables                  # one line a method, all scenes
+    python -m benchmarks.equal_bytes.tables --scene NAME [--figure FILE]
+    python -m benchmarks.equal_bytes.tables --out benchmarks/results/equal-bytes.md
 
 G at a budget is the mean of the last four measurements within it, of every second round each: two
 periods of a paced schedule.  A target is reached when the mean of four measurements first reaches
@@ -236,17 +238,100 @@ def figure(scene: str, rows: Sequence[str], path: Path) -> None:
     plt.close(picture)
 
 
+# --------------------------------------------------------------------------- what is shown
+
+# The scenes and rows of the summary, with the names that readers know.
+SUMMARY_SCENES: Mapping[str, str] = {
+    "fashion-classes": "FashionMNIST",
+    "fashion-dirichlet": "Dirichlet",
+    "cifar10-classes": "CIFAR-10",
+}
+SUMMARY_ROWS: Mapping[str, str] = {
+    "fedavg": "FedAvg, 32 bits",
+    "fedavg-ternary": "FedAvg",
+    "fiarse-ternary": "FIARSE",
+    "heterofl-ternary": "HeteroFL",
+    "fedluar-ternary": "FedLUAR",
+    "fedlp-ternary": "FedLP",
+    "cocofl-ternary": "CoCoFL",
+    "selective-ternary": "selective layers",
+    "fedpart-ternary": "FedPart",
+    "paced": "**fedp3-paced**",
+    "paced-fits": "fedp3-paced, devices hold only their share",
+    "fedavg-ternary-few": "FedAvg, 4 steps on weak devices",
+    "paced-few": "fedp3-paced, 4 steps on weak devices",
+}
+
+
+def summary_table() -> Iterator[str]:
+    """One line a method: G at both budgets, and bytes and fleet seconds to FedAvg's final G."""
+    yield (
+        "| | "
+        + " | ".join(
+            f"{name}: seeds | 2.5 % | 5 % | bytes | fleet s" for name in SUMMARY_SCENES.values()
+        )
+        + " |"
+    )
+    yield "|---|" + "---:|" * (5 * len(SUMMARY_SCENES))
+    for row, name in SUMMARY_ROWS.items():
+        cells = [cell for scene in SUMMARY_SCENES for cell in _summary_cells(scene, row)]
+        if set(cells) != {"–"}:
+            yield f"| {name} | " + " | ".join(cells) + " |"
+
+
+def _summary_cells(scene: str, row: str) -> list[str]:
+    targets = {seed: final(run["curve"]) for seed, run in runs_of(scene, BASE).items()}
+    runs = {seed: run for seed, run in runs_of(scene, row).items() if seed in targets}
+    if not runs:
+        return ["–"] * 5
+    budgets = [
+        _mean([at_bytes(run["curve"], share * run["base"]) for run in runs.values()])
+        for share in BUDGETS
+    ]
+    ends = [reached(run["curve"], targets[seed]) for seed, run in runs.items()]
+    known = [end for end in ends if end is not None]
+    if not known:
+        return [str(len(runs)), *budgets, "never", "–"]
+    some = "" if len(known) == len(runs) else f" ({len(known)} of {len(runs)})"
+    share = 100 * fmean(map(spent, known)) / fmean(run["base"] for run in runs.values())
+    seconds = fmean(end[4] for end in known)
+    return [str(len(runs)), *budgets, f"{share:.3g}{some}", f"{seconds:.0f}"]
+
+
+def page() -> Iterator[str]:
+    """All tables of all scenes that were trained, as a page."""
+    yield "# Methods at equal bytes, with the same codes"
+    yield ""
+    yield "Written by `python -m benchmarks.equal_bytes.tables --out FILE` from equal-bytes.jsonl."
+    yield "docs/methods/comparison.md explains the rows and draws conclusions."
+    for scene in SCENES:
+        if runs_of(scene, BASE):
+            yield from ("", f"## {scene}")
+            for make in (main_table, lead_table, part_table):
+                yield from ("", *make(scene))
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the tables of a scene."""
+    """Print the tables that the arguments name, or write all of them to a file."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.equal_bytes.tables")
-    parser.add_argument("--scene", choices=list(SCENES), default="fashion-classes")
+    parser.add_argument("--scene", choices=list(SCENES), help="without it, one line a method")
     parser.add_argument("--figure", type=Path, help="also draw the curves of seed 0 to this file")
     parser.add_argument("--rows", default=",".join(ROWS), help="rows of the figure")
+    parser.add_argument("--out", type=Path, help="write all tables of all scenes to this file")
     options = parser.parse_args(arguments)
-    for make in (main_table, lead_table, part_table):
-        print("\n".join(make(options.scene)), end="\n\n")
+    if options.out is not None:
+        options.out.write_text("\n".join(page()) + "\n")
+        return
+    makes = (main_table, lead_table, part_table)
+    lines = summary_table() if options.scene is None else _joined(options.scene, makes)
+    print("\n".join(lines))
     if options.figure is not None:
-        figure(options.scene, options.rows.split(","), options.figure)
+        figure(options.scene or "fashion-classes", options.rows.split(","), options.figure)
+
+
+def _joined(scene: str, makes: Sequence[Callable[[str], Iterator[str]]]) -> Iterator[str]:
+    for make in makes:
+        yield from (*make(scene), "")
 
 
 if __name__ == "__main__":
