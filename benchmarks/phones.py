@@ -95,9 +95,9 @@ class Row:
     rounds: int = 1
 
 
-def fedavg(*settings: str, deadline: bool = False) -> Row:
+def fedavg(*settings: str, deadline: bool = False, rounds: int = 1) -> Row:
     """FedAvg on all phones that can hold the network."""
-    return Row(settings=("method=fedavg", *settings), deadline=deadline)
+    return Row(settings=("method=fedavg", *settings), deadline=deadline, rounds=rounds)
 
 
 def auto(*settings: str, limits: float = 1.0, rounds: int = 2) -> Row:
@@ -105,9 +105,9 @@ def auto(*settings: str, limits: float = 1.0, rounds: int = 2) -> Row:
     return Row(settings=("method=fedp3", *settings), limits=limits, rounds=rounds)
 
 
-def sub_models(method: str, *settings: str, limits: float = 2.0) -> Row:
+def sub_models(method: str, *settings: str, limits: float = 2.0, rounds: int = 2) -> Row:
     """The largest sub-model that fits each phone; uncoded ones have twice the time of a round."""
-    return Row(settings=(f"method={method}", *settings), limits=limits, rounds=2)
+    return Row(settings=(f"method={method}", *settings), limits=limits, rounds=rounds)
 
 
 INT8 = ("upload.compress=int8", "download.compress=int8")
@@ -116,12 +116,12 @@ ROWS: Mapping[str, Row] = {
     "fedavg-waits": fedavg(),
     "auto": auto(),
     "fedavg-deadline": fedavg(deadline=True),
-    "fedavg-ternary-deadline": fedavg(*TERNARY, deadline=True),
+    "fedavg-ternary-deadline": fedavg(*TERNARY, deadline=True, rounds=2),
     "local": Row(settings=("method=local",), rounds=2),
     "fedavg-int8-both-deadline": fedavg(*INT8, deadline=True),
     "fedavg-int8-deadline": fedavg("upload.compress=int8", deadline=True),
     "fedavg-over-selection": fedavg("devices.round_end=first"),
-    "heterofl-ternary": sub_models("heterofl", *TERNARY, limits=1.0),
+    "heterofl-ternary": sub_models("heterofl", *TERNARY, limits=1.0, rounds=3),
     "heterofl": sub_models("heterofl"),
     "auto-random": auto("devices.windows=random"),
     "auto-fixed": auto("devices.windows=fixed"),
@@ -209,7 +209,7 @@ def runs_of(scene: str, row: str) -> dict[int, dict[str, Any]]:
 
 
 def reached(points: Sequence[Sequence[float]], target: float) -> float | None:
-    """When a curve first has this value; None if it never does."""
+    """When a curve first has this value; None if it does not have it in these rounds."""
     return next((seconds for seconds, G in points if target <= G), None)
 
 
@@ -228,7 +228,10 @@ def table(scene: str) -> Iterator[str]:
         best = fmean(max(G for _, G in points[k]) for k in common)
         each = fmean(points[k][-1][0] / runs[k]["rounds"] for k in common)
         times = [reached(points[k], targets[k]) for k in common]
-        shown = ", ".join("never" if t is None else f"{t:.0f}" for t in times)
+        shown = ", ".join(
+            f"> {points[k][-1][0]:.0f}" if t is None else f"{t:.0f}"
+            for k, t in zip(common, times, strict=True)
+        )
         yield (
             f"| {name} | {', '.join(map(str, common))} | {100 * final:.1f} % | {100 * best:.1f} % "
             f"| {each:.1f} | {shown} |"
