@@ -366,14 +366,16 @@ def top_share(share: float) -> Callable[[Tensor, torch.Generator], Tensor]:
 
 
 def eight_bits(d: Tensor, rng: torch.Generator) -> Tensor:
+    """Rounded up with a chance of the fraction; a word of 64 random bits serves four numbers."""
     scale = float(d.abs().max()) / 127
-    u = torch.rand(d.numel(), generator=rng).tolist()
-    return torch.tensor(
-        [
-            scale * math.floor(v / scale + chance)
-            for v, chance in zip(d.flatten().tolist(), u, strict=True)
-        ]
-    ).reshape(d.shape)
+    words = torch.empty(math.ceil(d.numel() / 4), dtype=torch.int64)
+    words.random_(-(2**63), None, generator=rng)
+    rounded = []
+    for j, v in enumerate(d.flatten().tolist()):
+        piece = (int(words[j // 4]) >> 16 * (j % 4)) & 0xFFFF
+        signed = piece - 0x10000 if piece >= 0x8000 else piece
+        rounded.append(scale * math.floor(v / scale + (signed + 0x8000 + 0.5) / 0x10000))
+    return torch.tensor(rounded).reshape(d.shape)
 
 
 def served(b: Bench, kind: str, lr: float, beta1: float, beta2: float, tau: float) -> Round:
