@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fedp3
 from fedp3.cli import main
@@ -369,7 +369,7 @@ def test_a_folder_with_other_files_is_not_used_for_a_run(shell: Any, tmp_path: P
 def test_divergence_is_told_once_after_the_round_in_which_it_shows(shell: Any) -> None:
     wild = ["local.lr=1e6", "run.rounds=3", "local.steps=4", "local.clip_norm=0"]
     _, _, err = shell("run", "my.toml", *TINY[:1], *wild, "--out", "a")
-    assert err.count("training diverges. Lower local.lr") == 1
+    assert err.count("Lower local.lr") == 1
     _, _, err = shell("run", "my.toml", *TINY, "--out", "b")
     assert "diverges" not in err
 
@@ -446,6 +446,26 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "a class": (lambda: run(Net), "is the class Net; pass an instance"),
     "a function": (lambda: run(lambda x: x), "is a function, want an nn.Module"),
     "a scripted net": (lambda: run(torch.jit.trace(net(), X[:2])), "is scripted"),
+    "an exported net": (
+        lambda: run(torch.export.export(net(), (X[:2],)).module()),
+        "is exported, and can no longer be trained",
+    ),
+    "training and test data of each client": (
+        lambda: run(data=[((X, Y), (X, Y)), ((X, Y), (X, Y))]),
+        "the data of client 0 are a pair of data sets",
+    ),
+    "a client without samples": (
+        lambda: run(data={"anna": (X, Y), "bob": (X[:0], Y[:0])}),
+        "client 'bob': data set 'user' has no samples",
+    ),
+    "other clients than were passed": (
+        lambda: run(data=[(X, Y), (X, Y)]),
+        "partition={'clients': 3}: the data are those of 2 clients",
+    ),
+    "a budget of epsilon without any": (
+        lambda: run(callbacks=[fedp3.stop_after(epsilon=4)]),
+        "this run has no epsilon",
+    ),
     "three tensors": (lambda: run(data=(X, Y, Y)), "3 values, want a pair"),
     "four tensors": (lambda: run(data=(X, Y, X, Y)), "pass ((x_train, y_train), (x_test, y_test))"),
     "two test sets": (
@@ -482,7 +502,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
         "let the data set have `ids`",
     ),
     "labels from 1": (lambda: run(data=(X, Y + 1)), "pass y - 1"),
-    "no function to call": (lambda: run(on_round=3), "on_round is a int"),
+    "no function to call": (lambda: run(on_round=3), "on_round is an int"),
     "a function as a callback": (lambda: run(callbacks=[print]), "want a fedp3.Callback"),
     "a percentage as a target": (
         lambda: run(callbacks=[fedp3.stop_at(95)]),
@@ -510,7 +530,7 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "too few outputs": (lambda: run(net(2)), "want (2, k) with k >= 3 classes"),
     "samples of another width": (lambda: run(data=(X[:, :3], Y)), "cannot take samples of shape"),
     "a net without parameters": (lambda: run(nn.ReLU()), "no parameters to train"),
-    "half precision": (lambda: run(net().half()), "are not float32"),
+    "half precision": (lambda: run(net().half()), "call net.float() first"),
     "swapped arguments": (lambda: run((X, Y), net()), "is a tuple, want an nn.Module"),
     "an unknown section": (lambda: run(runs={"rounds": 1}), "did you mean 'run'?"),
     "a number for the section of a loader": (
@@ -546,3 +566,43 @@ def test_divergence_is_a_warning_in_python() -> None:
     settings = {"local": {"lr": 1e3, "steps": 3, "clip_norm": 0}}
     with pytest.warns(UserWarning, match="training diverges"):
         run(data=(X * 100, Y), **settings)
+
+
+class Broken(Dataset[Any]):
+    """One row cannot be read."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, i: int) -> Any:
+        if i == 7:
+            raise OSError("disk error")
+        return X[i], int(Y[i])
+
+    labels = Y
+
+
+def test_a_client_that_fails_is_a_warning_and_counted_in_python() -> None:
+    with pytest.warns(UserWarning, match=r"client \d failed in round 1, .* sample 7") as warned:
+        result = run(data=Broken(), lazy=True, run={"rounds": 2, "clients_per_round": 0})
+    assert len([w for w in warned if "failed in round" in str(w.message)]) == 1
+    assert "2 updates rejected" in repr(result)
+
+
+def test_a_test_set_may_have_a_class_that_no_client_has() -> None:
+    result = fedp3.run(net(4), ((X, Y), (X, Y + 1)), run={"rounds": 1})
+    assert result.scores["C"] is not None
+
+
+def test_a_client_is_asked_for_by_name_or_number() -> None:
+    partition = {"kind": "iid"}
+    result = run(data={"anna": (X, Y), "bob": (X, Y)}, partition=partition)
+    for a, b in zip(
+        result.client_model("bob").parameters(), result.client_model(1).parameters(), strict=True
+    ):
+        assert torch.equal(a, b)
+    for client in ("eve", True, 1.5):
+        with pytest.raises(
+            InputError, match="want a number from 0 to 1, or a name, such"
+        ):
+            result.client_model(client)

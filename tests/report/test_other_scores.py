@@ -91,7 +91,7 @@ def test_the_page_speaks_of_the_score(folders: list[Path], tmp_path: Path) -> No
     for said in (
         "RMSE of the server model on its test samples",
         "RMSE of the model as dispatched",
-        "and its final RMSE",
+        "outcomes and final RMSE of each client",
         "difference of RMSE, paired by seed",
         "highest G of any client",
         "90th percentile",

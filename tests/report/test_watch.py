@@ -402,7 +402,7 @@ def test_the_page_follows_a_run_and_its_button_stops_it(
         assert not (tmp_path / "a" / "stop").exists(), "one click is not enough"
         page.locator("#stop").click()
         assert ended(process) == 130
-        until(lambda: page.locator("#state").inner_text().startswith("not training"), "the end")
+        until(lambda: page.locator("#state").inner_text() == "stopped by this page", "the end")
         assert not page.locator("#stop").is_visible()
         assert errors == []
         assert {urlsplit(url).netloc for url in asked} == {f"127.0.0.1:{server.address.port}"}

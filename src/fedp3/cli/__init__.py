@@ -10,6 +10,7 @@ Any installed package can add commands.  It names a function in the entry point 
 import sys
 from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
+from inspect import cleandoc
 from typing import Annotated
 
 import click
@@ -46,6 +47,16 @@ GROUP = "fedp3.commands"
 # Commands of the package in paper/, which is in a checkout of the repository but in no wheel.
 IN_A_CHECKOUT = ("reproduce", "theory", "utility")
 ANY_ARGUMENTS = {"ignore_unknown_options": True, "allow_extra_args": True}
+
+
+def _flow(app: typer.Typer) -> None:
+    """Join the lines of each paragraph of help, of which Typer keeps the breaks."""
+    for command in app.registered_commands:
+        paragraphs = cleandoc(getattr(command.callback, "__doc__", "") or "").split("\n\n")
+        command.help = command.help or "\n\n".join(" ".join(p.split()) for p in paragraphs)
+    for group in app.registered_groups:
+        if group.typer_instance is not None:
+            _flow(group.typer_instance)
 
 
 def command_line(offered: Iterable[EntryPoint]) -> typer.Typer:
@@ -92,6 +103,7 @@ def command_line(offered: Iterable[EntryPoint]) -> typer.Typer:
         absent(_absent)
     for entry in sorted(offered):
         _add(app, entry)
+    _flow(app)
     return app
 
 

@@ -1,5 +1,6 @@
 """`fedp3 compare`: which run is best at equal cost, and all numbers behind it."""
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -110,6 +111,9 @@ def compare(
         raise InputError(f"--score {score}: want one of {', '.join(SCORES)}")
     given = {"mb": at_mb, "seconds": at_seconds, "joules": at_joules, "round": at_round}
     budgets = {axis: budget for axis, budget in given.items() if budget is not None}
+    for axis, budget in budgets.items():
+        if not math.isfinite(budget):
+            raise InputError(f"--at-{axis} {budget}: want a number")
     runs = load_runs(run_folders(folders))
     if score == "C":
         _check_central(runs)
@@ -160,7 +164,7 @@ def _explain(score: Score, comparisons: int, *, by_device: bool) -> None:
     if comparisons > 1:
         explanations.append(CORRECTED.format(comparisons))
     for explanation in explanations:
-        terminal.line(explanation)
+        terminal.prose(explanation)
 
 
 def _warn(rows: Sequence[Mapping[str, Any]], found: "Sequence[Inequality]") -> None:
@@ -173,7 +177,7 @@ def _warn(rows: Sequence[Mapping[str, Any]], found: "Sequence[Inequality]") -> N
     if found:
         terminal.note("warning: these runs differ in what a comparison should keep equal:")
     for inequality in found:
-        without = ", so that there is no verdict"
+        without = ": no verdict"
         if inequality.forbids:
             axes = "" if "mb" in inequality.forbids else " on time and energy"
             terminal.note(f"  {inequality.sentence}{without}{axes}")
@@ -188,7 +192,7 @@ def _show_answers(answered: "Sequence[Answer]", *, several: bool) -> None:
     from fedp3.report.answers import sentence
 
     for answer in answered if several else ():
-        terminal.line(_plain(sentence(answer)))
+        terminal.prose(_plain(sentence(answer)))
 
 
 def _tables(

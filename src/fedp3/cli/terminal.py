@@ -40,6 +40,11 @@ def line(text: str) -> None:
     out.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
+def prose(text: str) -> None:
+    """Print sentences of the result, broken at words where a terminal shows them."""
+    out.print(text, highlight=False, markup=False, soft_wrap=not out.is_terminal)
+
+
 def table(
     columns: Mapping[str, str], rows: Sequence[Sequence[str]], title: str | None = None
 ) -> None:

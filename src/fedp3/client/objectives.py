@@ -22,7 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fedp3.core.errors import InputError
+from fedp3.core.errors import InputError, type_of
 from fedp3.core.registry import Registry
 from fedp3.core.scores import ACCURACY, Score
 from fedp3.data.dataset import Dataset
@@ -131,7 +131,7 @@ def _correct(outputs: Any, batch: Batch) -> dict[str, Tensor]:
 def _too_few_outputs(outputs: Any, batch: Batch, data: Dataset) -> str:
     """Why outputs are no logits of these classes."""
     if not isinstance(outputs, Tensor) and not hasattr(outputs, "logits"):
-        return f"the model returns a {type(outputs).__name__}, want one tensor of logits"
+        return f"the model returns {type_of(outputs)}, want one tensor of logits"
     logits, records, classes = logits_of(outputs), len(batch.y), data.classes
     if logits.dim() == 2 and len(logits) == records and logits.shape[1] >= classes:
         return ""

@@ -48,3 +48,9 @@ class CodecError(FedP3Error):
 
 class CopyError(CodecError):
     """A client's copy of the published weights is missing or damaged."""
+
+
+def type_of(value: object) -> str:
+    """The type of a value in a sentence, as in "an int"."""
+    name = type(value).__name__
+    return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"

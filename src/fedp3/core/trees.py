@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from fedp3.core.errors import InputError
+from fedp3.core.errors import InputError, type_of
 
 
 def flatten(tree: Any, prefix: str) -> tuple[Any, dict[str, Tensor]]:
@@ -38,7 +38,7 @@ def flatten(tree: Any, prefix: str) -> tuple[Any, dict[str, Tensor]]:
             return ["value", value]
         raise InputError(
             "a saved state consists of dicts, lists, tuples, tensors, numbers, strings and None, "
-            f"got a {type(value).__name__}"
+            f"got {type_of(value)}"
         )
 
     return walk(tree), tensors

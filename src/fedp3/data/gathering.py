@@ -17,7 +17,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils import data as torch_data
 
-from fedp3.core.errors import InputError
+from fedp3.core.errors import FedP3Error, InputError, type_of
 from fedp3.data.dataset import Dataset
 from fedp3.data.labels import with_common_classes
 from fedp3.data.user_data import from_tensors, from_torch, pool
@@ -64,7 +64,14 @@ def gather(
     """
     train, test = _train_and_test(data, test)
     names, members, divided = _members(train)
-    sets = [_dataset(one, labelled=labelled, lazy=lazy) for one in members]
+    sets = []
+    for i, one in enumerate(members):
+        try:
+            sets.append(_dataset(one, labelled=labelled, lazy=lazy))
+        except FedP3Error as error:
+            if not divided:
+                raise
+            raise type(error)(f"client {names[i] if names else i!r}: {error}") from None
     held_out = [] if test is None else [_dataset(test, labelled=labelled, lazy=lazy)]
     if lazy and all(one.rows is None for one in (*sets, *held_out)):
         raise InputError("lazy=True is for data sets that are read row by row; these are arrays")
@@ -91,7 +98,7 @@ def _train_and_test(data: Any, test: Any) -> tuple[Any, Any]:
         raise InputError("the data are a pair (train, test), and test= is another test set")
     if not _is_data(data[0]):
         raise InputError(
-            f"the data are a pair of a {type(data[0]).__name__} and a data set; for training and "
+            f"the data are a pair of {type_of(data[0])} and a data set; for training and "
             f"test data {PAIRS}, or two data sets"
         )
     return data
@@ -103,6 +110,7 @@ def _members(data: Any) -> tuple[tuple[str, ...], Sequence[Any], bool]:
         _check_clients(data)
         return tuple(map(str, data)), list(data.values()), True
     if isinstance(data, list) and data and all(map(_is_data, data)):
+        _refuse_pairs(dict(enumerate(data)))
         return (), data, True
     return (), [data], False
 
@@ -123,6 +131,18 @@ def _check_clients(data: Mapping[Any, Any]) -> None:
         )
     if len(set(map(str, data))) < len(data):
         raise InputError(f"two clients have the same name: {keys}")
+    _refuse_pairs(data)
+
+
+def _refuse_pairs(clients: Mapping[Any, Any]) -> None:
+    """Refuse training and test data by client."""
+    for name, data in clients.items():
+        if isinstance(data, tuple) and len(data) == 2 and all(map(_is_data, data)):
+            raise InputError(
+                f"the data of client {name!r} are a pair of data sets; every client tests on a "
+                "part of its own samples (partition.train_share), so pass one data set for each "
+                "client, and a test set of no client as test="
+            )
 
 
 def _is_data(part: object) -> bool:
@@ -170,7 +190,7 @@ def _dataset(data: Any, *, labelled: bool, lazy: bool) -> Dataset:
     if isinstance(data, str | Path):
         raise InputError(f"the data are the text {str(data)!r}; read the file, and pass (x, y)")
     if isinstance(data, Tensor | np.ndarray) or hasattr(data, "__array__"):
-        raise InputError(f"the data are a {type(data).__name__} without labels; pass (x, y)")
+        raise InputError(f"the data are {type_of(data)} without labels; pass (x, y)")
     if isinstance(data, Mapping):
         raise InputError("the test set is a dict; pass one pair (x, y), or one data set")
     if not isinstance(data, tuple | list) or _is_rows(data):

@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fedp3.core.errors import DataError
+from fedp3.core.errors import DataError, type_of
 from fedp3.core.randomness import Stream, global_draws, stream
 from fedp3.data.inputs import Inputs, combine, map_tensors, tensors_of
 
@@ -83,9 +83,7 @@ def read_row(source: Any, i: int, name: str, *, labelled: bool) -> tuple[Inputs,
     if isinstance(item, Mapping):
         item = _split_row(item, i, name)
     if not isinstance(item, Sequence) or isinstance(item, str | bytes) or len(item) != 2:
-        raise DataError(
-            f"data set {name!r}: sample {i} is a {type(item).__name__}, want a pair (x, label)"
-        )
+        raise DataError(f"data set {name!r}: sample {i} is {type_of(item)}, want a pair (x, label)")
     x, y = item
     return _inputs(x, i, name), _label(y, i, name) if labelled else _target(y, i, name)
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import data as torch_data
 
-from fedp3.core.errors import DataError
+from fedp3.core.errors import DataError, type_of
 from fedp3.data.dataset import Dataset
 from fedp3.data.inputs import Inputs, combine, map_tensors, tensors_of
 from fedp3.data.labels import labels_and_names
@@ -92,7 +92,7 @@ def _as_tensor(values: Any, name: str, what: str) -> Tensor:
         stacked = isinstance(values, Sequence) and any(isinstance(v, Tensor) for v in values)
         hint = f"; pass torch.stack({what})" if stacked else ""
         raise DataError(
-            f"data set {name!r}: {what} is a {type(values).__name__} that is no array of numbers "
+            f"data set {name!r}: {what} is {type_of(values)} that is no array of numbers "
             f"({type(error).__name__}: {text:.100}){hint}"
         ) from None
     if found.dim() == 0:

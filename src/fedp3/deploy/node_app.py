@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 from torch import nn
 
 from fedp3.config import Config
-from fedp3.core.errors import InputError
+from fedp3.core.errors import InputError, type_of
 from fedp3.data.inputs import tensors_of
 from fedp3.deploy.node_samples import LoadData, node_samples
 from fedp3.deploy.strategy_settings import clients_in, completed, from_text
@@ -47,17 +47,17 @@ def fedp3_client(app: ClientApp, net: MakeNet, load_data: LoadData) -> ClientApp
     """
     if not isinstance(app, ClientApp):
         raise InputError(
-            f"fedp3_client got a {type(app).__name__} as its app; want a flwr.clientapp.ClientApp, "
+            f"fedp3_client got {type_of(app)} as its app; want a flwr.clientapp.ClientApp, "
             "as in fedp3_client(ClientApp(), Net, load_data)"
         )
     if isinstance(net, nn.Module) or not callable(net):
         raise InputError(
-            f"fedp3_client got a {type(net).__name__} as its network; pass what makes it: the "
+            f"fedp3_client got {type_of(net)} as its network; pass what makes it: the "
             "class, or a function without arguments"
         )
     if not callable(load_data):
         raise InputError(
-            f"fedp3_client got a {type(load_data).__name__} as load_data; pass a function that "
+            f"fedp3_client got {type_of(load_data)} as load_data; pass a function that "
             "loads the samples of one node"
         )
     return answer_strategy(app, partial(_node, net, load_data))
@@ -110,9 +110,7 @@ def _simulated(net: MakeNet, load_data: LoadData, context: Context, text: str) -
 def _made(net: MakeNet) -> nn.Module:
     network = net()
     if not isinstance(network, nn.Module):
-        raise InputError(
-            f"the network of fedp3_client is a {type(network).__name__}, want an nn.Module"
-        )
+        raise InputError(f"the network of fedp3_client is {type_of(network)}, want an nn.Module")
     return network
 
 

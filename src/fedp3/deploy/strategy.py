@@ -24,7 +24,7 @@ from flwr.serverapp.strategy import Result
 from torch import nn
 
 from fedp3.config import Config
-from fedp3.core.errors import InputError, RunError
+from fedp3.core.errors import InputError, RunError, type_of
 from fedp3.core.types import Params
 from fedp3.data.sample_spec import placeholder
 from fedp3.data.shards import NO_SAMPLES, Shard
@@ -83,7 +83,7 @@ class FedP3:
     ) -> None:
         if not isinstance(net, nn.Module):
             raise InputError(
-                f"FedP3 got a {type(net).__name__} as its network, want an nn.Module; as in "
+                f"FedP3 got {type_of(net)} as its network, want an nn.Module; as in "
                 "FedP3(Net(), prune={'keep': 0.5})"
             )
         if resume and out is None:

@@ -14,7 +14,7 @@ from torch import nn
 from fedp3 import config as configs
 from fedp3.config import Config
 from fedp3.config.load import FILES, read_toml
-from fedp3.core.errors import CodecError, ConfigError, InputError
+from fedp3.core.errors import CodecError, ConfigError, InputError, type_of
 from fedp3.core.settings import OWN
 from fedp3.data import DataSettings
 from fedp3.methods import METHODS
@@ -50,7 +50,7 @@ def given_settings(config: Config | str | Path | None, sections: Settings) -> di
         given |= {section: keys for section, keys in named.items() if keys is not None}
     else:
         raise InputError(
-            f"FedP3 got a {type(config).__name__} as its config; want a fedp3.Config, the path of "
+            f"FedP3 got {type_of(config)} as its config; want a fedp3.Config, the path of "
             "a TOML file, or sections such as prune={'keep': 0.5}"
         )
     _refuse_parts_of_nodes(given)

@@ -9,7 +9,7 @@ from torch import nn
 from fedp3.client.batching import AUTO as AUTO_OBJECTIVE
 from fedp3.client.objectives import OBJECTIVES, Objective
 from fedp3.config import Config
-from fedp3.core.errors import InputError
+from fedp3.core.errors import InputError, type_of
 from fedp3.core.settings import OWN
 from fedp3.core.types import Layer
 from fedp3.data import Dataset
@@ -27,14 +27,21 @@ def check_arguments(model: object, on_round: object, settings: Mapping[str, Any]
     if isinstance(model, type):
         raise InputError(f"the model is the class {model.__name__}; pass an instance of it")
     if not isinstance(model, nn.Module):
-        raise InputError(f"the model is a {type(model).__name__}, want an nn.Module")
+        raise InputError(f"the model is {type_of(model)}, want an nn.Module")
     if isinstance(model, torch.jit.ScriptModule):
         raise InputError(
             "the model is scripted, and its layers cannot be followed; pass the "
             "nn.Module that it was scripted from"
         )
+    try:
+        model.train(model.training)
+    except NotImplementedError:
+        raise InputError(
+            "the model is exported, and can no longer be trained; pass the nn.Module that it was "
+            "exported from"
+        ) from None
     if on_round is not None and not callable(on_round):
-        raise InputError(f"on_round is a {type(on_round).__name__}, want a function of one record")
+        raise InputError(f"on_round is {type_of(on_round)}, want a function of one record")
     for section, what in (("data", "data set"), ("model", "model")):
         named = settings.get(section)
         name = named.get("name", OWN) if isinstance(named, Mapping) else OWN
@@ -61,7 +68,7 @@ def chosen_objective(objective: object, settings: Mapping[str, Any]) -> Objectiv
     if isinstance(chosen, Objective) and chosen is objective:
         return chosen
     if not isinstance(chosen, str):
-        raise InputError(f"the objective is a {type(chosen).__name__}, want a name or an Objective")
+        raise InputError(f"the objective is {type_of(chosen)}, want a name or an Objective")
     return None if chosen == AUTO_OBJECTIVE else OBJECTIVES.pick(chosen)
 
 
@@ -75,7 +82,14 @@ def with_own_parts(
     if objective != AUTO_OBJECTIVE:
         own["local"] = {"objective": objective if isinstance(objective, str) else OWN}
     if gathered.parts is not None:
-        own["partition"] = {"kind": OWN, "clients": len(gathered.parts)}
+        clients = len(gathered.parts)
+        given = _section_of(settings, "partition").get("clients", clients)
+        if given != clients:
+            raise InputError(
+                f"partition={{'clients': {given!r}}}: the data are those of {clients} clients; "
+                "leave it out"
+            )
+        own["partition"] = {"kind": OWN, "clients": clients}
     if gathered.batch is not None:  # what the settings name comes first
         batch = {"batch": gathered.batch, **_section_of(settings, "local")}["batch"]
         own.setdefault("local", {})["batch"] = batch
@@ -104,7 +118,8 @@ def with_fitting_defaults(
         enough = max(1, min(standard.partition.clients, len(data.y) // SAMPLES_PER_CLIENT))
         split.setdefault("clients", enough)
         if data.labelled:
-            split.setdefault("classes", min(standard.partition.classes, data.classes))
+            trained = int(data.y.max()) + 1  # a test set may have further classes
+            split.setdefault("classes", min(standard.partition.classes, trained))
         else:
             split.setdefault("kind", "iid")
     clients = split.get("clients", standard.partition.clients)

@@ -73,8 +73,9 @@ def _to_int8(d: Tensor, share: float, rng: torch.Generator) -> tuple[Tensor, Ten
     scale = d.abs().amax() / BYTES.most if d.numel() else d.new_zeros(())
     sent = torch.zeros_like(d, dtype=torch.int8)
     if bool(scale > 0) and bool(torch.isfinite(scale)):
-        for part, out in zip(d.split(CACHED), sent.split(CACHED), strict=True):
-            out.copy_(_rounded_at_random(part / scale, BYTES.most, rng))
+        for first in range(0, d.numel(), CACHED):
+            part = slice(first, first + CACHED)
+            sent[part] = _rounded_at_random(d[part] / scale, BYTES.most, rng)
     return sent, scale
 
 

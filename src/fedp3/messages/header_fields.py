@@ -7,6 +7,7 @@ import math
 from collections.abc import Collection, Sequence
 from typing import get_args
 
+from fedp3.core.errors import type_of
 from fedp3.core.types import LayerPlan, Send, Upload
 
 MAX_DIMENSIONS = 8  # of a method's tensor
@@ -23,7 +24,7 @@ def integer(value: object, least: int = 0) -> int:
 def number(value: object) -> float:
     """A metric."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"a metric is a {type(value).__name__}, want a number")
+        raise TypeError(f"a metric is {type_of(value)}, want a number")
     return float(value)
 
 

@@ -129,7 +129,7 @@ def _tensors(net: nn.Module) -> tuple[dict[str, Tensor], frozenset[str], dict[st
     )
     _refuse(
         [name for name, w in tensors.items() if w.dtype != torch.float32],
-        "are not float32, the only type that can be averaged here",
+        "are not float32, the only type that can be averaged here; call net.float() first",
     )
     _refuse(
         [name for name, w in tensors.items() if _has_values(w) and not bool(w.isfinite().all())],

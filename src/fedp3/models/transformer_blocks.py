@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from torch import nn
 
-from fedp3.core.errors import InputError
+from fedp3.core.errors import InputError, type_of
 from fedp3.core.types import Layer
 from fedp3.models.block_kinds import kind_of
 
@@ -78,7 +78,7 @@ def _parts(path: str, block: nn.Module) -> tuple[str, ...]:
     kind = kind_of(block)
     if kind is None:
         raise InputError(
-            f"[model] layers: the parts of {path}, a {type(block).__name__}, are not known; set "
+            f"[model] layers: the parts of {path}, {type_of(block)}, are not known; set "
             "'blocks', or pass layers= to fedp3.run"
         )
     return kind.attention

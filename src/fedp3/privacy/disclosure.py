@@ -49,7 +49,7 @@ def _upload_warnings(context: ClientContext, plans: Sequence[ClientPlan]) -> dic
     elif first in uploaded & with_matrix:
         texts["W1"] = (
             f"{first} reads the samples themselves and is uploaded: training samples can be "
-            "computed from its update (one sample a step exactly, small batches mostly)"
+            "computed from its update: exactly where a step has one sample, mostly where it has few"
         )
     if context.layers.head in uploaded:
         texts["W2"] = (

@@ -37,7 +37,7 @@ class Standing:
     score: Stat | None  # None if not all of its seeds were evaluated before and after the budget
     difference: Difference | None = None  # to the reference; None for the reference itself
     verdict: str = ""  # empty for the reference
-    reason: str = ""  # why nothing is decided, if seeds could not decide it
+    reason: str = ""  # why nothing is decided, if seeds could not decide it, or there is no score
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,8 +127,24 @@ def _unreached(runs: Sequence[Run], axis: Axis, budget: float, kind: str) -> str
         for name, of_run in known.items()
         if of_run
     ]
-    where = "; they were evaluated: " + ", ".join(ranges) if ranges else ""
-    return f"not all runs have a {kind} at {axis.amount(budget)} of {axis.noun}{where}"
+    if not ranges:
+        return f"runs cannot be compared by {axis.noun}: {axis.needs}"
+    where = ", ".join(ranges)
+    return (
+        f"not all runs have a {kind} at {axis.amount(budget)} of {axis.noun}; they were evaluated: "
+        f"{where}"
+    )
+
+
+def _absence(run: Run, axis: Axis, budget: float, kind: str) -> str:
+    """Why a run has no score at a budget."""
+    curves = [curve for seed in run.seeds if (curve := axis.curve(kind)(seed))]
+    if len(curves) < len(run.seeds):
+        return f"has no {kind} by {axis.noun}"
+    end = min(curve[-1][1] for curve in curves)
+    if end < budget:
+        return f"ended at {axis.amount(end)}"
+    return f"was first evaluated at {axis.amount(max(curve[0][1] for curve in curves))}"
 
 
 def _answer(
@@ -161,7 +177,8 @@ def _answer(
     forbidden = [i.condition for i in unequal if key in i.forbids]
     standings = []
     for run in runs:
-        standing = Standing(run=run.name, score=stats.get(run.name))
+        absence = "" if run.name in scores else _absence(run, axis, budget, kind)
+        standing = Standing(run=run.name, score=stats.get(run.name), reason=absence)
         pair = (run.name, reference)
         if pair in differences:
             d, p = differences[pair], adjusted[pair]
@@ -195,8 +212,7 @@ def sentence(answer: Answer) -> str:
     place = f"At {answer.place}"
     scored = {s.run: text.score(answer.score, mean(s.score)) for s in answer.standings}
     compared = [s for s in answer.rivals if s.verdict]
-    missing = [s.run for s in answer.rivals if not s.verdict]
-    left_out = f" {text.listed(missing)} {_was(missing)} not evaluated there." if missing else ""
+    left_out = "".join(f" {s.run} {s.reason}." for s in answer.rivals if not s.verdict)
     if not compared:
         return (
             f"{place} {answer.reference} has {answer.named} {scored[answer.reference]}.{left_out}"
@@ -219,10 +235,6 @@ def sentence(answer: Answer) -> str:
         if names:
             said.append(f"{before}{text.listed(names)}{after}{_why(compared, word)}")
     return "; ".join(said) + "." + left_out
-
-
-def _was(names: Sequence[str]) -> str:
-    return "was" if len(names) == 1 else "were"
 
 
 def _why(standings: Sequence[Standing], word: str) -> str:

@@ -17,13 +17,29 @@ class Axis:
     curve: Callable[[str], Callable[[Seed], Curve]]  # G, D or P by this cost
     amount: Callable[[float], str]  # an amount of it in words
     noun: str
+    needs: str  # why no run may have it
 
 
 AXES: Mapping[str, Axis] = {
-    "mb": Axis(curve=score_by_mb, amount=text.mb, noun="traffic"),
-    "seconds": Axis(curve=score_by_time, amount=text.duration, noun="virtual time"),
-    "joules": Axis(curve=score_by_energy, amount=text.energy, noun="energy"),
-    "round": Axis(curve=score_curve, amount=lambda x: f"{x:g} rounds", noun="training"),
+    "mb": Axis(curve=score_by_mb, amount=text.mb, noun="traffic", needs="no run was evaluated"),
+    "seconds": Axis(
+        curve=score_by_time,
+        amount=text.duration,
+        noun="virtual time",
+        needs="no run has devices",
+    ),
+    "joules": Axis(
+        curve=score_by_energy,
+        amount=text.energy,
+        noun="energy",
+        needs="no device has watts",
+    ),
+    "round": Axis(
+        curve=score_curve,
+        amount=lambda x: f"{x:g} rounds",
+        noun="training",
+        needs="no run was evaluated",
+    ),
 }
 
 

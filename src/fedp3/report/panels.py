@@ -250,7 +250,7 @@ def _plan_note(run: Run, plan: Grid) -> str:
     elif run.seeds[0].config["plan"].get("schedule", "always") != "always":
         notes.append("Layers follow a schedule; those of round 1 are shown.")
     if len(plan.legend) > 1:
-        notes.append("The weaker the colour, the less of the layer is sent.")
+        notes.append("A paler colour means that less of the layer is sent.")
     notes.append("Numbers at the right: clients that upload the layer.")
     return " ".join(notes)
 
@@ -309,8 +309,7 @@ def _clients(seed: Seed) -> Table:
     heads = _heads(COLUMNS, seed.score.name)
     return Table(
         name="clients",
-        title="Costs of each client per round, outcomes of its updates, and its final "
-        + seed.score.name,
+        title=f"Costs, outcomes and final {seed.score.name} of each client",
         heads=(*heads, EPSILON) if spent else heads,
         rows=plain(rows),
     )

@@ -52,11 +52,11 @@ class Result:
         """A copy of the network with the trained weights, in evaluation mode."""
         return global_network(self.experiment, self.weights)
 
-    def client_model(self, client: int, what: str = "dispatched") -> nn.Module:
+    def client_model(self, client: int | str, what: str = "dispatched") -> nn.Module:
         """The network of a client, in evaluation mode; it is smaller where units are pruned.
 
         Args:
-            client: the client, from 0.
+            client: the client, from 0, or its name if the data were passed by name.
             what: "dispatched", as the server sends it (D), or "personal", after the client's local
                 training (P), which is computed again for this.
         """
@@ -67,7 +67,7 @@ class Result:
         folder: str | Path,
         *,
         what: str = "global",
-        client: int | None = None,
+        client: int | str | None = None,
         format: str = "pt2",
     ) -> dict[str, Any]:
         """Write a network to a new folder, with a README on how to load it without fedp3.
@@ -79,7 +79,7 @@ class Result:
             format: "pt2" (torch.export), "safetensors", or "onnx".
 
         Returns:
-            What model.json in the folder says: parameters, input shape, largest difference, ...
+            The content of model.json: parameters, input shape, largest difference, ...
         """
         return export(self._trained, Path(folder), what=what, client=client, format=format)
 
@@ -179,9 +179,11 @@ class Result:
     def __repr__(self) -> str:
         result = self.outcome.result
         scores = ", ".join(f"{k} {self.score.text(v)}" for k, v in self.scores.items())
-        traffic = f"{result['mb_up']:.1f} MB up, {result['mb_down']:.1f} MB down"
+        traffic = f"{result['mb_up']:.3g} MB up, {result['mb_down']:.3g} MB down"
+        if result["rejected"]:
+            traffic += f", {result['rejected']} updates rejected"
         stopped = f", stopped: {result['stopped']}" if result.get("stopped") else ""
-        about = f"{result['method']}: {result['rounds']} rounds"
+        about = f"{result['method']}: {result['rounds']} round{'s' * (result['rounds'] != 1)}"
         return f"<Result {about}, {scores}, {traffic}{stopped}>"
 
     def _repr_html_(self) -> str:

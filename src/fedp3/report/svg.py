@@ -20,6 +20,7 @@ from fedp3.report.runs import Point
 M = Markup
 MARKED_POINTS = 24  # a line with more points has no markers
 BAR_STEP = 3.0  # pixels between the bars of two lines at one point
+NEAR = 0.006  # of the y axis: lines no farther apart hide each other
 COLOURS = 8  # in the style sheet: c0, c1, ...
 
 
@@ -81,7 +82,7 @@ def line_chart(chart: Chart, key: str, width: int = 560, height: int = 320) -> M
     f = frame(chart, width, height)
     body = [_y_axis(chart, f), _x_axis(chart, f)]
     body += [_bars(chart, k, f) for k in range(len(chart.series))]
-    body += [_line(s, f) for s in chart.series]
+    body += [_line(chart, k, f) for k in range(len(chart.series))]
     if not any(s.points for s in chart.series):
         empty = M('<text class="empty" x="{}" y="{}">not evaluated yet</text>')
         body.append(empty.format(width // 2, height // 2))
@@ -165,14 +166,29 @@ def _bars(chart: Chart, k: int, f: Frame) -> Markup:
     return M('<path class="bar {}" d="{}"/>').format(_classes(s), "".join(strokes))
 
 
-def _line(s: Series, f: Frame) -> Markup:
+def _covered(chart: Chart, k: int) -> bool:
+    """Whether a line drawn later hides line k: it is solid and nowhere far from it."""
+    near = NEAR * (chart.limits[1] - chart.limits[0])
+    ours = {p.x: p.y for p in chart.series[k].points}
+    for later in chart.series[k + 1 :]:
+        theirs = {p.x: p.y for p in later.points}
+        shared = ours.keys() & theirs.keys()
+        complete = not later.dashed and bool(ours) and len(shared) == len(ours)
+        if complete and all(abs(ours[x] - theirs[x]) <= near for x in shared):
+            return True
+    return False
+
+
+def _line(chart: Chart, k: int, f: Frame) -> Markup:
+    s = chart.series[k]
     points = thin(s.points)
     positions = [f.position(p.x, p.y) for p in points]
     parts = [M('<polyline points="{}"/>').format(_coordinates(positions))]
     if len(points) <= MARKED_POINTS and s.colour != GREY:
         circle = M('<circle cx="{:.1f}" cy="{:.1f}" r="3"/>')
         parts += [circle.format(x, y) for x, y in positions]
-    return M('<g class="line {}">{}</g>').format(_classes(s), M("").join(parts))
+    under = " under" if _covered(chart, k) else ""
+    return M('<g class="line {}{}">{}</g>').format(_classes(s), under, M("").join(parts))
 
 
 def _classes(s: Series) -> str:

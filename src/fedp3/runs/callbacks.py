@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from fedp3.config import Config
-from fedp3.core.errors import InputError
+from fedp3.core.errors import InputError, type_of
 from fedp3.core.scores import Score
 from fedp3.core.types import Params
 from fedp3.runs.history import History
@@ -64,11 +64,11 @@ class Callback:
 def check_callbacks(callbacks: object) -> None:
     """Refuse what is not a sequence of callbacks, before anything is trained."""
     if not isinstance(callbacks, Sequence):
-        raise InputError(f"callbacks is a {type(callbacks).__name__}, want a list of Callback")
+        raise InputError(f"callbacks is {type_of(callbacks)}, want a list of Callback")
     for i, callback in enumerate(callbacks):
         if not isinstance(callback, Callback):
             raise InputError(
-                f"callbacks[{i}] is a {type(callback).__name__}, want a fedp3.Callback, as "
+                f"callbacks[{i}] is {type_of(callback)}, want a fedp3.Callback, as "
                 "fedp3.stop_at(0.9) returns one, or fedp3.Callback(on_round=FUNCTION)"
             )
 
@@ -193,6 +193,14 @@ def stop_after(
     if not given or not all(limit > 0 for limit in given.values()):
         raise InputError(f"stop_after: got {given}, want at least one limit above 0")
 
+    def begin(start: RunStart) -> None:
+        private = start.config.privacy.enabled or start.config.client_privacy.enabled
+        if epsilon is not None and not private:
+            raise InputError(
+                "stop_after: this run has no epsilon; enable [privacy] or [client_privacy], or "
+                "leave epsilon out"
+            )
+
     def spent(history: History) -> dict[str, float]:
         sent = sum(history.column("bytes_up")) + sum(history.column("bytes_down"))
         last = history[-1] if len(history) else {}
@@ -210,7 +218,7 @@ def stop_after(
                 return f"the budget of {limit:g} {UNITS[name]} is spent: {amounts[name]:.4g}"
         return None
 
-    return Callback(stop=stop)
+    return Callback(on_begin=begin, stop=stop)
 
 
 def _check_kind(kind: object) -> None:

@@ -30,7 +30,14 @@ from fedp3.models.hf_folder import TOKENIZER
 from fedp3.models.zoo import MODELS
 from fedp3.privacy.made_up import made_up_records
 from fedp3.runs.formats import FORMATS, Format
-from fedp3.runs.networks import Trained, is_plain, network, outputs_of, personal_layers
+from fedp3.runs.networks import (
+    Trained,
+    is_plain,
+    network,
+    number_of,
+    outputs_of,
+    personal_layers,
+)
 
 BATCHES = (4, 1, 7)  # the first is traced; the others show that any number of samples works
 TOLERANCE = 1e-4  # of the largest output: other programs add up in another order
@@ -41,7 +48,7 @@ def export(
     folder: Path,
     *,
     what: str = "global",
-    client: int | None = None,
+    client: int | str | None = None,
     format: str = "pt2",
 ) -> dict[str, Any]:
     """Write a network of a run to a new folder; returns the content of model.json.
@@ -50,7 +57,7 @@ def export(
         run: the run.
         folder: where to; it must be empty or not exist.
         what: "global", "dispatched" or "personal"; see `fedp3.runs.networks.network`.
-        client: whose network; None for the server's model.
+        client: whose network, by number or name; None for the server's model.
         format: "pt2", "safetensors", "onnx" or "hf".
 
     Raises:
@@ -59,7 +66,8 @@ def export(
     """
     chosen = check_format(format)
     check_folder(folder)
-    net = network(run, what, client)
+    number = number_of(run, client)
+    net = network(run, what, number)
     if not chosen.any_net and not is_plain(net):
         raise InputError(
             f"the method {run.experiment.config.method} changes what this network computes, which "
@@ -70,7 +78,7 @@ def export(
         only_tensor(data.x, f"the format {format}")
     rng = stream(run.experiment.config.run.seed, Stream.LAYER)
     inputs = [made_up_records(data, size, rng) for size in BATCHES]
-    about = _about(run, net, what, client, format)
+    about = _about(run, net, what, number, format)
     with _complete_or_nothing(folder) as place:
         file = place / f"model.{chosen.suffix}"
         with _quiet():
@@ -93,6 +101,8 @@ def _complete_or_nothing(folder: Path) -> Iterator[Path]:
     try:
         yield new
         new.chmod(0o755)
+        for file in new.iterdir():  # some exporters write files that only their owner reads
+            file.chmod(0o644)
         if folder.exists():
             folder.rmdir()
         new.rename(folder)
@@ -117,7 +127,7 @@ def _quiet() -> Iterator[None]:
 def check_folder(folder: Path) -> None:
     """Refuse a folder that holds something."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        raise InputError(f"{folder} exists and is not an empty folder; choose another one")
+        raise InputError(f"{folder} exists and is not an empty folder; choose another folder")
 
 
 def check_format(name: str) -> Format:
@@ -255,8 +265,8 @@ def _readme(run: Trained, net: nn.Module, chosen: Format, about: Mapping[str, An
     return f"""\
 # {TITLES[about["what"]].format(client=about["client"])}
 
-Trained by {about["method"]} in {about["rounds"]} rounds with fedp3 {about["fedp3"]}. It has \
-{size} of the global network.{zeros} Loading it needs no fedp3:
+Trained with fedp3 {about["fedp3"]} by the method {about["method"]}, in {about["rounds"]} rounds. \
+It has {size} of the global network.{zeros} Loading it needs no fedp3:
 
 ```python
 {chosen.lines}```

@@ -17,7 +17,7 @@ from fedp3.client.hooks import ForwardContext, TransformOutputs
 from fedp3.client.scoring import present_labels
 from fedp3.client.sgd import load_weights, named_tensors
 from fedp3.client.update import Job, local_network
-from fedp3.core.errors import InputError
+from fedp3.core.errors import InputError, type_of
 from fedp3.core.files import read_json
 from fedp3.core.threads import one_thread
 from fedp3.core.types import ClientState, Group, Params
@@ -94,24 +94,37 @@ def _with_recorded_shares(folder: Path, experiment: Experiment) -> Experiment:
 # --------------------------------------------------------------------------- the networks
 
 
-def network(run: Trained, what: str, client: int | None = None) -> nn.Module:
+def network(run: Trained, what: str, client: int | str | None = None) -> nn.Module:
     """A network of a run, as a copy on the CPU in evaluation mode.
 
     Args:
         run: the run.
         what: "global" is the server's model (G), "dispatched" the model that a client is sent (D),
             and "personal" that model after the client's local training (P).
-        client: whose network; None for the server's model.
+        client: whose network, by number or name; None for the server's model.
 
     Raises:
         InputError: there is no such client, or the network is not the server's to have.
     """
-    _check(run, what, client)
+    number = number_of(run, client)
+    _check(run, what, number)
     if what == "global":
         return global_network(run.experiment, run.state.model)
-    assert client is not None
-    _refuse(run, what, client)
-    return _client_network(run, client, trained=what == "personal")
+    assert number is not None
+    _refuse(run, what, number)
+    return _client_network(run, number, trained=what == "personal")
+
+
+def number_of(run: Trained, client: int | str | None) -> int | None:
+    """The number of a client that is named by its number, or by its name in the user's data."""
+    if client is None or (isinstance(client, int) and not isinstance(client, bool)):
+        return client
+    names = run.experiment.client_names
+    if client in names:
+        return names.index(str(client))
+    known = f", or a name, such as {names[0]!r}" if names else ""
+    last = run.experiment.server.clients - 1
+    raise InputError(f"client {client!r}: want a number from 0 to {last}{known}")
 
 
 def global_network(experiment: Experiment, W: Params) -> nn.Module:
@@ -232,5 +245,5 @@ def outputs_of(net: nn.Module, x: Inputs) -> Tensor:
     """What a network computes, without gradients."""
     outputs = call(net, x)
     if not isinstance(outputs, Tensor):
-        raise InputError(f"the network returns a {type(outputs).__name__}, want a tensor")
+        raise InputError(f"the network returns {type_of(outputs)}, want a tensor")
     return outputs

@@ -22,7 +22,7 @@ from fedp3.config import Config
 from fedp3.config.plugins import Plugin, plugin_records
 from fedp3.core.files import locked, read_json, write_json
 from fedp3.core.hashing import model_sha256
-from fedp3.core.types import ClientState, Params
+from fedp3.core.types import ClientState, Params, RejectionCode
 from fedp3.engines.base import Engine, States
 from fedp3.experiment.budgets import with_noise
 from fedp3.experiment.experiment import Experiment
@@ -200,9 +200,9 @@ def _train_from(
         events = read_events(folder)
         states = States({i: dict(rounds) for i, rounds in checkpoint.clients.items()})
         start = checkpoint.state
-    told: OnRound = lambda record: None  # noqa: E731
+    warnings = [_failure_warning(warn)]
     if experiment.client.data.classes:  # otherwise nobody knows the loss of guessing
-        told = _divergence_warning(experiment.client.data.classes, warn)
+        warnings.append(_divergence_warning(experiment.client.data.classes, warn))
     outcome = None
     call_begin(
         callbacks, RunStart(config=experiment.config, folder=folder, history=History(events))
@@ -212,7 +212,8 @@ def _train_from(
 
             def on_round(record: RoundRecord) -> None:
                 show(record)
-                told(record)
+                for warn_of in warnings:
+                    warn_of(record)
                 call_round(callbacks, record)
 
             engine = make_engine(experiment, states)
@@ -237,8 +238,27 @@ def _divergence_warning(classes: int, warn: Tell) -> OnRound:
         if not told and record.loss is not None and not record.loss <= DIVERGED * guessing:
             told = True
             warn(
-                f"the training loss of round {record.t + 1} is {record.loss:.3g}, and guessing has "
-                f"{guessing:.3g}: training diverges. Lower local.lr, or scale the inputs"
+                f"training diverges: the loss of round {record.t + 1} is {record.loss:.3g}, that "
+                f"of guessing {guessing:.3g}. Lower local.lr, or scale the inputs"
+            )
+
+    return on_round
+
+
+def _failure_warning(warn: Tell) -> OnRound:
+    """A function that is called with every round, and warns once that a client's code fails."""
+    told = False
+
+    def on_round(record: RoundRecord) -> None:
+        nonlocal told
+        failed = [(i, r) for i, r in record.rejected.items() if r.code == RejectionCode.FAILED]
+        if failed and not told:
+            told = True
+            client, rejection = failed[0]
+            others = f", like {len(failed) - 1} more" if len(failed) > 1 else ""
+            warn(
+                f"client {client}{others} failed in round {record.t + 1}, and is left out of it: "
+                f"{rejection.text}"
             )
 
     return on_round

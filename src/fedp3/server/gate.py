@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from fedp3.client.context import RunSpec
+from fedp3.core.errors import type_of
 from fedp3.core.memo import once_per_plan
 from fedp3.core.types import (
     AcceptedUpdate,
@@ -235,7 +236,7 @@ def _shown(value: object) -> str:
         return "a huge number"
     if isinstance(value, int | float | str):
         return repr(value)[:NAME_LIMIT]
-    return f"a {type(value).__name__}"
+    return type_of(value)
 
 
 def _wrong_names(update: ClientUpdate, expected: ExpectedUpdate, layers: LayerMap) -> str:

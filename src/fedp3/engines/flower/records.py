@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
-from fedp3.core.errors import CodecError
+from fedp3.core.errors import CodecError, type_of
 from fedp3.core.types import ClientState
 from fedp3.data.sample_spec import SampleSpec
 from fedp3.devices.settings import DeviceRow
@@ -115,7 +115,7 @@ def lost_copy(content: RecordDict) -> bool:
 
 def clean(words: object) -> str:
     """A foreign text as one printable line of bounded length."""
-    text = words if isinstance(words, str) else f"a {type(words).__name__} instead of a reason"
+    text = words if isinstance(words, str) else f"{type_of(words)} instead of a reason"
     line = " ".join(text[: 4 * REASON_LIMIT].split())
     return "".join(c if c.isprintable() else "?" for c in line)[:REASON_LIMIT] or "no reason given"
 

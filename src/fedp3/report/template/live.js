@@ -9,7 +9,7 @@ const WORDS = {
   idle: "not training: stopped, killed or crashed",
 };
 const REFRESH = 5000; // milliseconds between two reports, at least
-let run = null, shown = "", loading = false, asked = 0, last = 0;
+let run = null, shown = "", loading = false, asked = 0, last = 0, stopped = false;
 
 function time(seconds) {
   if (seconds === null) return "–";
@@ -39,7 +39,7 @@ function show(numbers) {
   run = numbers;
   document.title = run.round + "/" + run.rounds + " · " + run.name + " · fedp3 watch";
   say("method", run.method);
-  say("state", WORDS[run.state]);
+  say("state", stopped && run.state === "idle" ? "stopped by this page" : WORDS[run.state]);
   at("state").classList.toggle("open", !["running", "finished"].includes(run.state));
   at("bar").value = run.round / run.rounds;
   say("round", run.round + " / " + run.rounds);
@@ -137,7 +137,8 @@ at("stop").addEventListener("click", async () => {
   at("stop").disabled = true;
   at("stop").textContent = "Stopping";
   const answer = await fetch("stop", {method: "POST"}).catch(() => null);
-  if (answer && answer.ok) return;
+  stopped = answer !== null && answer.ok;
+  if (stopped) return;
   const reason = answer ? (await answer.json().catch(() => ({}))).error : "the server has gone";
   say("note", "The run was not stopped: " + (reason || "refused"));
   at("note").hidden = false;
