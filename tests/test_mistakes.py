@@ -82,6 +82,13 @@ REFUSED = {
         ["devices.fleet=phones", "devices.round_seconds=0.00001"],
         "the smallest change that helps one device: devices.round_seconds = ",
     ),
+    "a deadline that nobody meets, with plans of the config": (
+        [
+            *("devices.fleet=phones", "devices.planner=manual", "method=fedavg"),
+            *("devices.round_end=deadline", "devices.round_seconds=0.0001"),
+        ],
+        "no device can answer within 0.0001 seconds; the fastest takes ",
+    ),
     "attention over stale updates": (
         ["devices.fleet=phones", "devices.round_end=buffered", "aggregate.rule=attention"],
         "[aggregate] rule: 'attention' weighs an update by where it is",
@@ -602,7 +609,5 @@ def test_a_client_is_asked_for_by_name_or_number() -> None:
     ):
         assert torch.equal(a, b)
     for client in ("eve", True, 1.5):
-        with pytest.raises(
-            InputError, match="want a number from 0 to 1, or a name, such"
-        ):
+        with pytest.raises(InputError, match="want a number from 0 to 1, or a name, such"):
             result.client_model(client)

@@ -225,7 +225,26 @@ def as_planned(inputs: FleetInputs, plans: Sequence[ClientPlan]) -> RunFleet:
             f"{inputs.settings.memory_share:g} of its memory; raise devices.memory_share, or set "
             "devices.planner = 'auto'"
         )
+    if inputs.settings.round_end == "deadline" and not inputs.settings.bandwidth:
+        _refuse_unmet(inputs, [plan for plan in plans if plan.client in able])
     return _run_fleet(inputs, able, binding)
+
+
+def _refuse_unmet(inputs: FleetInputs, plans: Sequence[ClientPlan]) -> None:
+    """Refuse a deadline that none of these plans meets on its device."""
+    work_of = work_counter(inputs)
+    least = math.inf
+    for plan in plans:
+        work = work_of(plan)
+        device = inputs.devices[plan.client]
+        least = min(least, sum(transfer_and_work(device, work.down, work.up, work.gflop)))
+    if least > inputs.settings.round_seconds:
+        raise PlanError(
+            f"[devices] round_seconds: no device can answer within "
+            f"{inputs.settings.round_seconds:g} seconds; the fastest takes "
+            f"{math.ceil(1000 * least) / 1000:g}. Set round_seconds to that or more, or planner to "
+            "'auto'"
+        )
 
 
 def _run_fleet(inputs: FleetInputs, able: frozenset[int], binding: Mapping[int, str]) -> RunFleet:

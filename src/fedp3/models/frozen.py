@@ -147,9 +147,14 @@ def tensors_named(
         where: the setting, for the error.
     """
     tensors = [n for n in net.state_dict(keep_vars=True) if not n.endswith(COUNTER)]
+    roles = _roles(net, layers)
     chosen: dict[str, None] = {}
     for name in names:
-        inside = layers.get(name) or [n for n in tensors if n == name or n.startswith(f"{name}.")]
+        inside = (
+            layers.get(name)
+            or layers.get(roles.get(name, ""))
+            or [n for n in tensors if n == name or n.startswith(f"{name}.")]
+        )
         if not inside:
             raise InputError(
                 f"{where}: the network has no layer, module or tensor {name!r}; its layers are "
@@ -157,3 +162,11 @@ def tensors_named(
             )
         chosen.update(dict.fromkeys(inside))
     return list(chosen)
+
+
+def _roles(net: nn.Module, layers: Mapping[Layer, Sequence[str]]) -> dict[str, Layer]:
+    """The layers that any network may be asked for: "head", and "embedding" if it has a table."""
+    tables = {f"{path}.weight" for path, m in net.named_modules() if isinstance(m, nn.Embedding)}
+    embedding = next((l for l, inside in layers.items() if tables & set(inside)), None)
+    roles = {"head": list(layers)[-1]} if layers else {}
+    return roles | ({"embedding": embedding} if embedding is not None else {})

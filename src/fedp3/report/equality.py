@@ -10,8 +10,8 @@ from fedp3.report.runs import Json, Run, Seed
 ALL = frozenset(AXES)
 FLEET = "fleet"
 LONGEST = 60  # characters of a setting that are shown
-# Settings of [devices] that describe the fleet and the end of a round; the others plan for it.
-OF_THE_FLEET = ("fleet", "round_seconds", "round_end", "availability", "bandwidth")
+# Settings of [devices] that describe the fleet; the others are what a run makes of it.
+OF_THE_FLEET = ("fleet", "availability", "bandwidth")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,6 +95,7 @@ CONDITIONS: Mapping[str, Condition] = {
         facts=lambda seed: seed.about.get("devices"),
         forbids=frozenset({"seconds", "joules"}),
     ),
+    "end of a round": Condition(settings=_section("devices", "round_end", "round_seconds")),
     "local training": Condition(settings=_section("local", "steps", "epochs", "batch")),
     "participants": Condition(settings=_section("run", "clients_per_round")),
     "privacy": Condition(settings=_privacy),

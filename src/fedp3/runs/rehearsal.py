@@ -6,6 +6,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from fedp3.client.objectives import CLASSIFICATION
 from fedp3.core.errors import InputError
 from fedp3.core.types import Reply, Task
@@ -33,6 +36,14 @@ def audit_subject(experiment: Experiment, seed: int = 0) -> Subject:
         raise InputError(
             "an audit attacks a run with made-up records that have labels, so that it is for "
             "classification only; the step that is audited is the same for every objective"
+        )
+    x = experiment.client.data.x
+    if not isinstance(x, Tensor) or x.dtype == torch.int64:
+        raise InputError(
+            "an audit attacks a run with made-up records of real numbers, which may be huge or not "
+            "finite; these data are token ids, or several tensors a record, and cannot be. The "
+            "private step is the same for all inputs: audit a run on images or numbers with the "
+            "same [privacy], [local], [plan] and [upload]"
         )
     return Subject(
         budget=budget,
