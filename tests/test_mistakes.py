@@ -435,6 +435,23 @@ def net(classes: int = 3) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, classes))
 
 
+BAD_TOKEN = ((torch.tensor([41]), torch.tensor([2])), torch.tensor(25))
+
+
+def tokens(count: int) -> nn.Module:
+    return nn.Sequential(nn.Embedding(count, 4), nn.Flatten(), nn.Linear(20, 3))
+
+
+class Columns(Dataset[Any]):
+    """Rows with named columns, as Hugging Face's data sets have."""
+
+    def __len__(self) -> int:
+        return len(X)
+
+    def __getitem__(self, i: int) -> Any:
+        return {"x": X[i], "label": int(Y[i])}
+
+
 class Net(nn.Module):
     """A class where an instance is wanted."""
 
@@ -536,6 +553,14 @@ WRONG: dict[str, tuple[Callable[[], Any], str]] = {
     "complex numbers": (lambda: run(data=(X.to(torch.complex64), Y)), "want real numbers"),
     "too few outputs": (lambda: run(net(2)), "want (2, k) with k >= 3 classes"),
     "samples of another width": (lambda: run(data=(X[:, :3], Y)), "cannot take samples of shape"),
+    "a token that the network does not have": (
+        lambda: run(tokens(20), data=(torch.randint(20, (60, 5)).index_put_(*BAD_TOKEN), Y)),
+        "sample 41, which has the largest of all integers, 25",
+    ),
+    "a column that the network does not know": (
+        lambda: run(data=Columns()),
+        "columns of rows are passed by name",
+    ),
     "a net without parameters": (lambda: run(nn.ReLU()), "no parameters to train"),
     "half precision": (lambda: run(net().half()), "call net.float() first"),
     "swapped arguments": (lambda: run((X, Y), net()), "is a tuple, want an nn.Module"),

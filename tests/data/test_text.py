@@ -92,6 +92,17 @@ def test_each_client_is_one_of_the_roles_that_say_most() -> None:
         by_roles(roles, 4)
 
 
+def test_clients_that_are_roles_have_their_names(tmp_path: Path) -> None:
+    experiment = assemble(settings(file(tmp_path, PLAY * 5)))
+    data, shards = experiment.client.data, experiment.shards
+    assert len(experiment.client_names) == 2
+    for i, name in enumerate(experiment.client_names):
+        assert data.roles is not None
+        (role,) = set(data.roles[shards[i].train].tolist())
+        assert data.role_names[role] == name and f"{name}:" in PLAY
+    assert assemble(settings(file(tmp_path, PLAY * 5), "partition.kind=iid")).client_names == ()
+
+
 def settings(path: Path, *more: str) -> fedp3.Config:
     return fedp3.make_config(
         *("data.name=text", f"data.path={path}", "data.length=8", "model.name=gpt"),

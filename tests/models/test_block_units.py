@@ -235,7 +235,7 @@ def test_blocks_of_unknown_classes_are_neither_skipped_nor_divided() -> None:
 
     net = nn.Sequential(nn.Linear(4, 4), nn.Sequential(Odd(), Odd()), nn.Linear(4, 2))
     assert layer_map(net).residual == {}
-    with pytest.raises(InputError, match=r"the parts of 1\.0, a Odd, are not known"):
+    with pytest.raises(InputError, match=r"the parts of 1\.0, an Odd, are not known"):
         layer_map(net, sublayers=True)
     encoder = nn.Sequential(*[nn.TransformerEncoderLayer(4, 2, 8) for _ in range(2)])
     assert set(layer_map(encoder, sublayers=True).residual) == {"0", "1"}

@@ -27,8 +27,9 @@ from fedp3.models.layer_map import layer_map
 from fedp3.models.skipping import without_blocks
 from fedp3.planning.prune_settings import PruneSettings
 from fedp3.privacy.clipping import func_pieces
-from fedp3.runs import session
+from fedp3.runs import export, session
 from fedp3.runs.networks import Trained, network
+from fedp3.runs.rehearsal import audit_subject
 
 
 def settings(root: Path, kind: str, *more: str) -> Any:
@@ -60,6 +61,18 @@ def experiment_of(root: Path, kind: str, *more: str) -> Experiment:
 
 
 # --------------------------------------------------------------------------- training
+
+
+def test_an_exported_folder_names_the_classes(tmp_path: Path) -> None:
+    experiment = experiment_of(tmp_path, "bert", "run.rounds=1")
+    names = experiment.client.data.class_names
+    state = trained(experiment).state
+    export.export(
+        Trained(experiment=experiment, state=state, clients={}), tmp_path / "out", format="hf"
+    )
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert names and written["id2label"] == {str(i): name for i, name in enumerate(names)}
+    assert written["label2id"] == {name: i for i, name in enumerate(names)}
 
 
 @pytest.mark.parametrize("kind", ["gpt2", "bert"])
@@ -232,3 +245,18 @@ def test_plans_that_a_network_does_not_allow_are_refused(
 ) -> None:
     with pytest.raises(PlanError, match=reason):
         experiment_of(tmp_path, "bert", *more)
+
+
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_embedding_and_head_name_layers_of_every_folder(kind: str, tmp_path: Path) -> None:
+    e = experiment_of(tmp_path, kind, "model.frozen=['embedding']")
+    tables = [n for n, m in e.client.net.named_modules() if isinstance(m, torch.nn.Embedding)]
+    assert {f"{n}.weight" for n in tables} <= {n for n, _ in e.client.net.named_buffers()}
+    e = experiment_of(tmp_path, kind, "model.frozen=['head']")
+    assert not any("classifier" in n or "lm_head" in n for n in e.client.initial)
+
+
+def test_an_audit_of_token_ids_is_refused_before_it_starts(tmp_path: Path) -> None:
+    private = ("privacy.enabled=true", "privacy.delta=1e-3", "privacy.noise_multiplier=2")
+    with pytest.raises(InputError, match="an audit attacks a run with made-up records of real"):
+        audit_subject(experiment_of(tmp_path, "bert", *private))

@@ -205,7 +205,7 @@ def trace(
         typer.Option(
             "--available",
             help="When the device takes part: the share of each day, from its beginning on, or a "
-            "file of lines `seconds,on` and `seconds,off`; transfers wait for it",
+            "file of lines `seconds,on` and `seconds,off`; a transfer waits to begin until then",
         ),
     ] = None,
     json: AsJson = False,

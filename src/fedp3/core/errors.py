@@ -54,3 +54,8 @@ def type_of(value: object) -> str:
     """The type of a value in a sentence, as in "an int"."""
     name = type(value).__name__
     return f"{'an' if name[:1].lower() in 'aeiou' else 'a'} {name}"
+
+
+def first_line(error: Exception) -> str:
+    """The first line of an error's text: those of other libraries may go on for pages."""
+    return (str(error).strip().splitlines() or [""])[0]

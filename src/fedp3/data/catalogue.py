@@ -120,7 +120,7 @@ class DataSettings:
     tokenizer: str = Field(
         default="",
         description="with name = 'text' or 'tsv': a tokenizer.json, or characters; if empty, that "
-        "of the folder model.path, and characters for networks without one",
+        "of the folder model.path, and characters of a text for networks without one",
     )
     test: Annotated[str, NameIn(TEST_PARTS, also=(OWN,))] = Field(
         default=POOLED,
@@ -189,7 +189,10 @@ def load_as(
     test_path = below(settings.test_path) if settings.test_path else None
     if settings.name == TSV:
         if tokens is None:
-            raise DataError("[data] tokenizer: name = 'tsv' needs a tokenizer.json; name one")
+            raise DataError(
+                "[data] tokenizer: name = 'tsv' needs a tokenizer.json; set model.name = 'hf' with "
+                "the folder of a network that reads sequences, which has one"
+            )
         return read_tsv(path, settings.length, tokens, test_path, settings.labels)
 
     def read(path: Path) -> Dataset:

@@ -45,6 +45,7 @@ class Dataset:
         labelled: whether every sample has one class label, by which it can be partitioned.
         objective: the name of the objective that fits the targets; empty if only its user knows.
         roles: the number of the speaker, author or device of each sample (N,), if that is known.
+        role_names: the names of roles, by their numbers.
         overlapping: whether samples share parts of one text, as windows over it do.
         class_names: where labels were texts, the text of each class, by its number.
         rows: where samples are read when a batch needs them; None if `x` has all of them.
@@ -65,6 +66,7 @@ class Dataset:
     labelled: bool = True
     objective: str = "classification"
     roles: Tensor | None = None
+    role_names: tuple[str, ...] = ()
     overlapping: bool = False
     class_names: tuple[str, ...] = ()
     rows: Rows | None = None

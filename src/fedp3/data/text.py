@@ -44,7 +44,8 @@ def read_text(
     """
     stride = stride or length + 1
     xs, ys, roles = [], [], []
-    for role, text in enumerate(_texts(read_utf8(path))):
+    texts = _texts(read_utf8(path))
+    for role, text in enumerate(texts.values()):
         codes = _codes(text, tokenizer)
         for begin in range(0, len(codes) - 1, stride):
             record = codes[begin : begin + length + 1]
@@ -63,6 +64,7 @@ def read_text(
         labelled=False,
         objective="language_modelling",
         roles=torch.tensor(roles) if roles[-1] > 0 else None,
+        role_names=tuple(texts) if roles[-1] > 0 else (),
         overlapping=stride <= length,
     )
 
@@ -83,14 +85,14 @@ def read_utf8(path: Path) -> str:
         raise DataError(f"text file {path} cannot be read: {error}") from None
 
 
-def _texts(content: str) -> list[str]:
+def _texts(content: str) -> dict[str, str]:
     """The lines of each role, in order of appearance; the entire content if there are no speakers.
 
     A block without a speaker continues the block before it.
     """
     blocks = re.split(r"\n[ \t]*\n\s*", content.replace("\r\n", "\n").strip() + "\n")
     if not any(SPEAKER.match(block) for block in blocks):
-        return [content]
+        return {"": content}
     speeches: dict[str, list[str]] = {}
     speaker = ""
     for block in blocks:
@@ -99,7 +101,7 @@ def _texts(content: str) -> list[str]:
             speaker = named.group(1).strip()
         speech = block[named.end() :] if named else block
         speeches.setdefault(speaker, []).append(speech.strip())
-    return ["\n".join(said) + "\n" for said in speeches.values()]
+    return {speaker: "\n".join(said) + "\n" for speaker, said in speeches.items()}
 
 
 def _padded(codes: Tensor, length: int, value: int) -> Tensor:

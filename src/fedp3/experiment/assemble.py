@@ -25,7 +25,7 @@ from fedp3.data import Dataset
 from fedp3.data.inputs import only_tensor, tensors_of
 from fedp3.data.shards import Shard
 from fedp3.experiment.budgets import with_budget, with_client_privacy
-from fedp3.experiment.client_samples import shards_of
+from fedp3.experiment.client_samples import names_of_roles, shards_of
 from fedp3.experiment.compatibility import (
     check_device,
     check_hooks,
@@ -140,7 +140,8 @@ def assemble_from(
         extra=extra,
         published=published_at_start(config, client),
     )
-    experiment = Experiment(config, server, client, shards, start)
+    names = names_of_roles(config, data, shards)
+    experiment = Experiment(config, server, client, shards, start, client_names=names)
     if config.client_privacy.enabled:
         return with_client_privacy(experiment)
     if not config.privacy.enabled or not resolve_noise:

@@ -1,6 +1,6 @@
 """Which samples each client has, as [partition] describes it."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -60,3 +60,11 @@ def split_parts(parts: Sequence[np.ndarray], config: Config) -> dict[int, Shard]
         train, test = split(part, seed=config.run.seed, client=i, share=share)
         shards[i] = Shard(torch.from_numpy(train), torch.from_numpy(test))
     return shards
+
+
+def names_of_roles(config: Config, data: Dataset, shards: Mapping[int, Shard]) -> tuple[str, ...]:
+    """The names of clients that are roles of a text; empty for all others."""
+    if config.partition.kind != ROLES or not data.role_names or data.roles is None:
+        return ()
+    first = [int(torch.cat([shard.train, shard.test])[0]) for _, shard in sorted(shards.items())]
+    return tuple(data.role_names[int(data.roles[i])] for i in first)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fedp3.client.batching import batch_sizes
 from fedp3.client.context import RunSpec
 from fedp3.client.objectives import CLASSIFICATION, Objective
-from fedp3.core.errors import InputError
+from fedp3.core.errors import InputError, first_line
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.data import Batch, Dataset, records
 from fedp3.data.inputs import call, tensors_of
@@ -57,6 +57,40 @@ def check_model(
             tried = records(data, indices)
             outputs = _outputs(net, tried, seed, training=training)
             _check_outputs(outputs, tried, data, objective)
+        _check_extremes(net, data)
+
+
+def _check_extremes(net: nn.Module, data: Dataset) -> None:
+    """Refuse tokens that the network's tables do not have, wherever in the data they are."""
+    if data.rows is not None:
+        return
+    for values in tensors_of(data.x):
+        if values.dtype != torch.int64 or not values.numel():
+            continue
+        each = values.flatten(1) if values.dim() > 1 else values[:, None]
+        samples = {"largest": int(each.amax(1).argmax()), "least": int(each.amin(1).argmin())}
+        for extreme, sample in samples.items():
+            error = _failure(net, data, sample)
+            if error is None:
+                continue
+            number = int(each[sample].max() if extreme == "largest" else each[sample].min())
+            raise InputError(
+                f"the model cannot compute sample {sample}, which has the {extreme} of all "
+                f"integers, {number}: {type(error).__name__}: {first_line(error)}"
+            )
+
+
+def _failure(net: nn.Module, data: Dataset, sample: int) -> Exception | None:
+    """What the network raises for a sample; None if it computes it."""
+    tried, before = records(data, torch.tensor([sample])), net.training
+    try:
+        with restored_buffers(net), torch.no_grad(), layers_draw_from(stream(0, Stream.LAYER)):
+            call(net.eval(), tried.x)
+    except Exception as error:  # networks raise many kinds
+        return error
+    finally:
+        net.train(before)
+    return None
 
 
 def with_fitting_numbers(net: nn.Module, data: Dataset) -> Dataset:
@@ -70,23 +104,10 @@ def with_fitting_numbers(net: nn.Module, data: Dataset) -> Dataset:
     """
     if not isinstance(data.x, Tensor) or data.x.dtype != torch.int64:
         return data
-    if _computes(net, data):
+    if _failure(net, data, 0) is None:
         return data
     numbers = replace(data, x=data.x.to(torch.float32))
-    return numbers if _computes(net, numbers) else data
-
-
-def _computes(net: nn.Module, data: Dataset) -> bool:
-    """Whether a network computes the first sample."""
-    first, before = records(data, torch.arange(1)), net.training
-    try:
-        with restored_buffers(net), torch.no_grad(), layers_draw_from(stream(0, Stream.LAYER)):
-            call(net.eval(), first.x)
-    except Exception:  # `check_model` says what is wrong
-        return False
-    finally:
-        net.train(before)
-    return True
+    return numbers if _failure(net, numbers, 0) is None else data
 
 
 def _outputs(net: nn.Module, tried: Batch, seed: int, *, training: bool) -> object:
@@ -96,13 +117,15 @@ def _outputs(net: nn.Module, tried: Batch, seed: int, *, training: bool) -> obje
             outputs: object = call(net.train(training), tried.x)
             return outputs
     except Exception as error:
-        text = (str(error).strip().splitlines() or [""])[0]
+        text = first_line(error)
         shapes = ", ".join(str(tuple(w.shape[1:])) for w in tensors_of(tried.x))
         what, hint = f"take samples of shape {shapes}", ""
         if training:
             what = f"train on a batch of {count}"
         if training and count == 1:
             hint = "; normalisation over a batch needs more: use a larger local.batch"
+        if isinstance(tried.x, Mapping) and "unexpected keyword argument" in text:
+            hint = "; columns of rows are passed by name: rename them, or pass pairs (x, y)"
         raise InputError(f"the model cannot {what}: {type(error).__name__}: {text}{hint}") from None
     finally:
         net.train(before)
@@ -116,8 +139,10 @@ def _check_outputs(outputs: object, tried: Batch, data: Dataset, objective: Obje
             with torch.no_grad():
                 problem = _wrong_losses(objective, outputs, tried)
     except Exception as error:  # whatever a user's objective raises
-        text = (str(error).strip().splitlines() or [""])[0]
-        problem = f"the objective cannot judge the model's outputs: {type(error).__name__}: {text}"
+        problem = (
+            "the objective cannot judge the model's outputs: "
+            f"{type(error).__name__}: {first_line(error)}"
+        )
     if problem:
         raise InputError(problem)
 

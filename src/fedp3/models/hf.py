@@ -15,13 +15,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fedp3.core.errors import InputError
+from fedp3.core.errors import InputError, first_line
 from fedp3.models.hf_folder import (
     CONFIG,
     KINDS,
     TOKENIZER,
     Folder,
     read_folder,
+    read_kind,
     read_weights,
     transformers_library,
 )
@@ -125,10 +126,8 @@ def load_model(folder: Folder, spec: ModelSpec) -> nn.Module:
         except InputError:
             raise
         except Exception as error:  # whatever the library makes of wrong fields
-            why = (str(error).strip().splitlines() or [""])[0]
-            raise InputError(
-                f"[model] path: {folder.path / CONFIG} is wrong: {type(error).__name__}: {why}"
-            ) from None
+            why = f"{type(error).__name__}: {first_line(error)}"
+            raise InputError(f"[model] path: {folder.path / CONFIG} is wrong: {why}") from None
     _draw_head(model, folder, found, spec, rng)
     if kind.reads == "images":
         return ImageModel(model, files=folder.sha256)
@@ -238,8 +237,10 @@ def _check_samples(folder: Folder, config: Any, spec: ModelSpec) -> None:
 
 
 def tokenizer_of(settings: ModelSettings) -> Path:
-    """The tokenizer file of the folder that the settings name."""
-    return Path(settings.path).expanduser() / TOKENIZER
+    """The tokenizer file of the folder that the settings name, whose kind must be known."""
+    folder = Path(settings.path).expanduser()
+    read_kind(folder)
+    return folder / TOKENIZER
 
 
 def _build(spec: ModelSpec) -> nn.Module:

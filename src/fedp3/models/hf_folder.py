@@ -114,13 +114,7 @@ def read_folder(path: Path) -> Folder:
     Raises:
         InputError: it is none, its kind is unknown, it needs code of its own, or has only pickles.
     """
-    if not path.is_dir():
-        raise InputError(f"[model] path: there is no folder {path}")
-    config = _read_config(path / CONFIG)
-    kind = str(config.get("model_type"))
-    if kind not in KINDS:
-        known = ", ".join(KINDS)
-        raise InputError(f"[model] path: {path} has a model of type {kind!r}, known: {known}")
+    kind, config = read_kind(path)
     for key in MUST_BE_OFF:
         if config.get(key):
             raise InputError(
@@ -141,6 +135,22 @@ def read_folder(path: Path) -> Folder:
         weights=weights,
         sha256=hashes,
     )
+
+
+def read_kind(path: Path) -> tuple[str, dict[str, Any]]:
+    """The kind of a folder's model, and its config.
+
+    Raises:
+        InputError: there is no such folder, or its kind is unknown.
+    """
+    if not path.is_dir():
+        raise InputError(f"[model] path: there is no folder {path}")
+    config = _read_config(path / CONFIG)
+    kind = str(config.get("model_type"))
+    if kind not in KINDS:
+        known = ", ".join(KINDS)
+        raise InputError(f"[model] path: {path} has a model of type {kind!r}, known: {known}")
+    return kind, config
 
 
 def _read_config(path: Path) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from torch import nn
 
 from fedp3.client.context import ClientContext
 from fedp3.client.hooks import Pass
-from fedp3.core.errors import InputError
+from fedp3.core.errors import InputError, first_line
 from fedp3.data.shards import Shard
 from fedp3.planning.client_plans import PlanSettings
 from fedp3.privacy.settings import AUTO, Budget, PrivacySettings
@@ -298,10 +298,9 @@ def check(context: ClientContext, shards: Mapping[int, Shard], delta: float) -> 
         try:
             reasons = list(rule(context, shards))
         except Exception as error:  # whatever a user's network raises
-            text = (str(error).strip().splitlines() or [""])[0]
             reasons = [
                 "the network cannot be tried out, because it fails on made-up records whose values "
-                f"are within the range of the data: {type(error).__name__}: {text}"
+                f"are within the range of the data: {type(error).__name__}: {first_line(error)}"
             ]
         _raise_if_any(reasons)
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from fedp3.client.context import ClientContext
 from fedp3.client.objectives import SHIPPED
-from fedp3.core.errors import InputError
+from fedp3.core.errors import InputError, first_line
 from fedp3.core.randomness import Stream, layers_draw_from, stream
 from fedp3.data.inputs import Inputs, call, chunks, combine, to_device
 from fedp3.data.shards import Shard
@@ -88,7 +88,11 @@ def uses_ghost(context: ClientContext) -> bool:
                     return True
             func_pieces(net, x, y, W, {}, loss)
     except Exception as error:  # torch.func raises many kinds
-        reason = f"torch.func cannot compute per-example gradients of this network: {error}"
+        reason = (
+            "torch.func cannot compute per-example gradients of this network: "
+            f"{type(error).__name__}: {first_line(error)}; models of transformers are computed so "
+            "if they are read from a folder with model.name = 'hf'"
+        )
         raise InputError(f"LDP refused: {reason}") from None
     finally:
         for n, p in W.items():

@@ -10,7 +10,7 @@ import json
 import logging
 import shutil
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import mkdtemp
@@ -26,7 +26,7 @@ from fedp3.core.randomness import Stream, stream
 from fedp3.core.settings import OWN
 from fedp3.data.catalogue import OF_FILES, tokenizer_path
 from fedp3.data.inputs import only_tensor, tensors_of
-from fedp3.models.hf_folder import TOKENIZER
+from fedp3.models.hf_folder import CONFIG, TOKENIZER
 from fedp3.models.zoo import MODELS
 from fedp3.privacy.made_up import made_up_records
 from fedp3.runs.formats import FORMATS, Format
@@ -85,6 +85,7 @@ def export(
             difference = _write_and_compare(chosen, net, inputs, file, format)
         about |= {"file": file.name, "difference": difference}
         _copy_tokenizer(run, place)
+        _name_classes(place, data.class_names)
         (place / "model.json").write_text(json.dumps(about, indent=1) + "\n")
         (place / "README.md").write_text(_readme(run, net, chosen, about))
     return about | {"out": str(folder)}
@@ -175,6 +176,17 @@ def _largest_difference(again: Callable[[Any], Tensor], net: nn.Module, inputs: 
         scale = max(float(want.abs().max()), 1e-12)
         worst = max(worst, float((got - want).abs().max()) / scale)
     return worst
+
+
+def _name_classes(place: Path, names: Sequence[str]) -> None:
+    """Write the texts of classes where `transformers` looks for them."""
+    path = place / CONFIG
+    if not names or not path.exists():
+        return
+    config = json.loads(path.read_text())
+    config["id2label"] = {str(i): name for i, name in enumerate(names)}
+    config["label2id"] = {name: i for i, name in enumerate(names)}
+    path.write_text(json.dumps(config, indent=2) + "\n")
 
 
 def _copy_tokenizer(run: Trained, place: Path) -> None:
