@@ -23,6 +23,7 @@ from fedp3.data.inputs import map_tensors
 from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import assemble
 from fedp3.experiment.experiment import Experiment
+from fedp3.methods import METHODS
 from fedp3.models.layer_map import layer_map
 from fedp3.models.skipping import without_blocks
 from fedp3.planning.prune_settings import PruneSettings
@@ -247,6 +248,20 @@ def test_plans_that_a_network_does_not_allow_are_refused(
         experiment_of(tmp_path, "bert", *more)
 
 
+LABELLED = ("data.name=tsv", "data.path=sentences.tsv")
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "llama"])
+def test_a_decoder_classifies_with_units_cut_with_adapters_and_under_ldp(
+    kind: str, tmp_path: Path
+) -> None:
+    cut = ("method=heterofl", "prune.keep=0.5", "prune.heads=true", "hooks.scale=false")
+    private = ("privacy.enabled=true", "privacy.delta=1e-3", "privacy.noise_multiplier=0.5")
+    for more in ((), cut, ("method=ffa-lora", "adapter.rank=2"), private):
+        result = trained(experiment_of(tmp_path, kind, *LABELLED, *more)).result
+        assert result["score"]["name"] == "accuracy" and not result["rejected"], more
+
+
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_embedding_and_head_name_layers_of_every_folder(kind: str, tmp_path: Path) -> None:
     e = experiment_of(tmp_path, kind, "model.frozen=['embedding']")
@@ -260,3 +275,19 @@ def test_an_audit_of_token_ids_is_refused_before_it_starts(tmp_path: Path) -> No
     private = ("privacy.enabled=true", "privacy.delta=1e-3", "privacy.noise_multiplier=2")
     with pytest.raises(InputError, match="an audit attacks a run with made-up records of real"):
         audit_subject(experiment_of(tmp_path, "bert", *private))
+
+
+WITH_HOOKS = [name for name, method in METHODS.items() if "hooks" in method.settings]
+OF_OWN_NETWORKS = [name for name in WITH_HOOKS if name.startswith("fedcr")]
+
+
+@pytest.mark.parametrize("method", sorted({*WITH_HOOKS} - {*OF_OWN_NETWORKS}))
+def test_methods_with_code_of_their_own_train_a_text_encoder(method: str, tmp_path: Path) -> None:
+    more = (f"method={method}", "partition.clients=5", "local.steps=1", "run.rounds=1")
+    assert not trained(experiment_of(tmp_path, "bert", *more)).result["rejected"]
+
+
+@pytest.mark.parametrize("method", OF_OWN_NETWORKS)
+def test_a_stochastic_code_is_refused(method: str, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="stochastic code"):
+        experiment_of(tmp_path, "bert", f"method={method}")

@@ -68,7 +68,7 @@ class TrainedClient:
     layers: LayerMap
 
 
-Loss = Callable[[nn.Module, Tensor, Tensor, LossInputs], Tensor]
+Loss = Callable[[nn.Module, Inputs, Tensor, LossInputs], Tensor]
 # (outputs, labels that the client has) -> outputs that are scored
 TransformOutputs = Callable[[Tensor, Tensor], Tensor]
 ForwardContext = Callable[[nn.Module, Mapping[Group, float]], AbstractContextManager[None]]

@@ -31,7 +31,7 @@ from fedp3.core import masks as M
 from fedp3.core.randomness import Stream, stream
 from fedp3.core.types import ClientPlan, Group, LayerMap, Mask, Masks, Params, Task
 from fedp3.data import Batch, records
-from fedp3.data.inputs import Inputs, call, chunks, only_tensor, to_device
+from fedp3.data.inputs import Inputs, call, chunks, to_device
 from fedp3.data.shards import Shard
 from fedp3.models import shrinking
 from fedp3.models.buffers import initial_value
@@ -345,7 +345,7 @@ def _loss_gradient(context: ClientContext, shard: Shard, task: Task) -> Gradient
     def gradient(
         net: nn.Module, x: Inputs, y: Tensor, W: Params, active: Params
     ) -> tuple[float, list[Tensor]]:
-        return _value_and_gradient(loss_of(net, only_tensor(x, "the method"), y, inputs), W)
+        return _value_and_gradient(loss_of(net, x, y, inputs), W)
 
     return gradient
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from fedp3.client.hooks import Exchange, LossInputs, TrainedClient
 from fedp3.core.errors import InputError
 from fedp3.core.types import LayerMap, Params
-from fedp3.data.inputs import call
+from fedp3.data.inputs import Inputs, call
 from fedp3.models.zoo import ModelSettings, Tail, plain_tail, scale_width
 
 NEEDS_CODE = (
@@ -71,13 +71,13 @@ def _code_of(net: nn.Module) -> Code:
 
 
 def code_loss(
-    net: nn.Module, x: Tensor, y: Tensor, inputs: LossInputs, *, beta: float, samples: int
+    net: nn.Module, x: Inputs, y: Tensor, inputs: LossInputs, *, beta: float, samples: int
 ) -> Tensor:
     """Cross-entropy over draws of the code, and the KL divergence from its class's Gaussian."""
     outputs: list[Tensor] = []
     handle = _code_of(net).linear.register_forward_hook(lambda m, _, out: outputs.append(out))
     try:
-        logits = [net(x)]
+        logits = [call(net, x)]
     finally:
         handle.remove()
     mu, sigma = gaussian(outputs[0])

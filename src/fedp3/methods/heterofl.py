@@ -27,9 +27,9 @@ def zero_absent(logits: Tensor, labels: Tensor) -> Tensor:
     return logits.masked_fill(absent, 0.0)
 
 
-def masked_cross_entropy(net: nn.Module, x: Tensor, y: Tensor, inputs: LossInputs) -> Tensor:
+def masked_cross_entropy(net: nn.Module, x: Inputs, y: Tensor, inputs: LossInputs) -> Tensor:
     """Cross-entropy in which the logits of absent labels are zero."""
-    return F.cross_entropy(zero_absent(net(x), inputs.labels), y)
+    return F.cross_entropy(zero_absent(call(net, x), inputs.labels), y)
 
 
 @contextmanager

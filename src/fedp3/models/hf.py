@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from fedp3.core.errors import InputError, first_line
 from fedp3.models.hf_folder import (
+    CLASSIFIER_HEAD,
     CONFIG,
     KINDS,
     TOKENIZER,
@@ -39,12 +40,15 @@ class TextModel(nn.Module):
     Args:
         net: the model.
         causal: whether a token sees only itself and the tokens before it.
+        by_last: whether a record is classified by its last token, as causal models do.
         files: the SHA-256 of each file that it was read from.
     """
 
-    def __init__(self, net: nn.Module, *, causal: bool, files: Mapping[str, str]) -> None:
+    def __init__(
+        self, net: nn.Module, *, causal: bool, by_last: bool = False, files: Mapping[str, str]
+    ) -> None:
         super().__init__()
-        self.net, self.causal, self.files = net, causal, dict(files)
+        self.net, self.causal, self.by_last, self.files = net, causal, by_last, dict(files)
 
     def forward(self, input_ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """The logits of each record, or of each token.
@@ -63,7 +67,29 @@ class TextModel(nn.Module):
         # A mask of four dimensions is used as it is.  What `transformers` would make of one of two
         # depends on the values of the whole batch.
         scores = torch.zeros(seen.shape, device=input_ids.device).masked_fill(~seen, NO_SCORE)
+        if self.by_last:
+            return self._scores_of_last(input_ids, attention_mask, scores)
         logits: Tensor = self.net(input_ids=input_ids, attention_mask=scores).logits
+        return logits
+
+    def _scores_of_last(
+        self, input_ids: Tensor, attention_mask: Tensor | None, scores: Tensor
+    ) -> Tensor:
+        """The logits of each record's last token that is not padding.
+
+        `transformers` would look for padding by the number of its token, which a folder may not
+        name, and which may stand in a text.
+        """
+        model: Any = self.net
+        states: Tensor = model.base_model(
+            input_ids=input_ids, attention_mask=scores
+        ).last_hidden_state
+        last = torch.full((len(states),), states.shape[1] - 1, device=states.device)
+        if attention_mask is not None:
+            places = torch.arange(states.shape[1], device=states.device)
+            last = (places * (attention_mask != 0)).argmax(1)
+        index = last[:, None, None].expand(-1, 1, states.shape[2])
+        logits: Tensor = model.score(states.gather(1, index).squeeze(1))
         return logits
 
 
@@ -107,13 +133,15 @@ def load_model(folder: Folder, spec: ModelSpec) -> nn.Module:
     settings = {key: 0.0 if _is_dropout(key) else v for key, v in folder.config.items()}
     of_class = getattr(library, kind.config)
     settings |= {f.name: 0.0 for f in fields(of_class) if _is_dropout(f.name)}
-    labels = {} if kind.reads == "text" else {"num_labels": spec.classes}
+    classifies = kind.reads != "text" or spec.labelled
+    labels = {"num_labels": spec.classes} if classifies else {}
+    name = kind.classifier if classifies and kind.classifier else kind.model
     weights = read_weights(folder)
     with _quiet(library):
         try:
             config = of_class(**settings, **labels, use_cache=False)
             _check_samples(folder, config, spec)
-            model, found = getattr(library, kind.model).from_pretrained(
+            model, found = getattr(library, name).from_pretrained(
                 None,
                 config=config,
                 state_dict=weights,
@@ -131,7 +159,8 @@ def load_model(folder: Folder, spec: ModelSpec) -> nn.Module:
     _draw_head(model, folder, found, spec, rng)
     if kind.reads == "images":
         return ImageModel(model, files=folder.sha256)
-    return TextModel(model, causal=kind.reads == "text", files=folder.sha256)
+    causal = kind.reads == "text"
+    return TextModel(model, causal=causal, by_last=causal and classifies, files=folder.sha256)
 
 
 def plain_model(folder: Folder) -> nn.Module:
@@ -187,7 +216,8 @@ def _draw_head(
         str(key[0] if isinstance(key, tuple) else key) for key in found["mismatched_keys"]
     )
     new = sorted({*found["missing_keys"], *other} & parameters.keys())
-    lacking = [n for n in new if not n.startswith(kind.head)] if kind.head else new
+    head = CLASSIFIER_HEAD if kind.classifier and spec.labelled else kind.head
+    lacking = [n for n in new if not n.startswith(head)] if head else new
     if lacking:
         more = f" and {len(lacking) - 1} more tensors" if len(lacking) > 1 else ""
         raise InputError(
@@ -218,10 +248,10 @@ def _check_samples(folder: Folder, config: Any, spec: ModelSpec) -> None:
         return
     if len(spec.shape) != 1:
         raise InputError(f"{what} takes sequences of tokens, got samples of shape {spec.shape}")
-    if spec.labelled != (kind.reads == "sequences"):
-        does = "classifies sequences" if kind.reads == "sequences" else "continues texts"
-        name = "tsv" if kind.reads == "sequences" else "text"
-        raise InputError(f"{what} {does}, and the data are not for that; use data.name = {name!r}")
+    if kind.reads == "sequences" and not spec.labelled:
+        raise InputError(
+            f"{what} classifies sequences, and the data are not for that; use data.name = 'tsv'"
+        )
     before = 1 + (config.pad_token_id or 0) if kind.places_after_padding else 0
     places = config.max_position_embeddings - before
     if spec.shape[0] > places:

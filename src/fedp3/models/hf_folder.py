@@ -45,6 +45,8 @@ class Kind:
         model: the name of its class with a head.
         reads: what it reads: "sequences" that it classifies, "text" that it continues, or "images".
         head: beginnings of names of tensors that are drawn anew if the folder does not have them.
+        classifier: of a model that continues text, the name of its class that classifies sequences
+            by their last token; its head is `CLASSIFIER_HEAD`.
         more: fields of older configs besides those of the class.
         places_after_padding: whether the first token has the place after the number of the padding
             token, and not place 0.
@@ -54,10 +56,12 @@ class Kind:
     model: str
     reads: str
     head: tuple[str, ...] = ("classifier.",)
+    classifier: str = ""
     more: frozenset[str] = frozenset()
     places_after_padding: bool = False
 
 
+CLASSIFIER_HEAD = ("score.",)
 KINDS: Mapping[str, Kind] = {
     "bert": Kind(
         config="BertConfig",
@@ -77,12 +81,19 @@ KINDS: Mapping[str, Kind] = {
         reads="sequences",
         places_after_padding=True,
     ),
-    "gpt2": Kind(config="GPT2Config", model="GPT2LMHeadModel", reads="text", head=()),
+    "gpt2": Kind(
+        config="GPT2Config",
+        model="GPT2LMHeadModel",
+        reads="text",
+        head=(),
+        classifier="GPT2ForSequenceClassification",
+    ),
     "llama": Kind(
         config="LlamaConfig",
         model="LlamaForCausalLM",
         reads="text",
         head=(),
+        classifier="LlamaForSequenceClassification",
         more=frozenset({"rope_theta", "rope_scaling"}),
     ),
     "vit": Kind(config="ViTConfig", model="ViTForImageClassification", reads="images"),
