@@ -90,11 +90,17 @@ def test_a_key_that_is_a_number_and_one_that_is_its_text_stay_apart() -> None:
 
 @pytest.mark.parametrize(
     ("value", "kind"),
-    [({1, 2}, "set"), (b"bytes", "bytes"), (object(), "object"), (1j, "complex"), (len, "builtin")],
+    [
+        ({1, 2}, "a set"),
+        (b"bytes", "a bytes"),
+        (object(), "an object"),
+        (1j, "a complex"),
+        (len, "a builtin"),
+    ],
 )
 def test_values_of_unsupported_types_are_refused(value: Any, kind: str) -> None:
     for tree in (value, [value], {"a": (0, value)}):
-        with pytest.raises(InputError, match=f"got a {kind}"):
+        with pytest.raises(InputError, match=f"got {kind}"):
             flatten(tree, "s")
 
 

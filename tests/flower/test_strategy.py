@@ -338,7 +338,7 @@ BAD_STRATEGIES = {
         lambda: FedP3(make_net(), fedp3.make_config(), prune={}),
         "one or the other",
     ),
-    "no config": (lambda: FedP3(make_net(), 5), "got a int as its config"),
+    "no config": (lambda: FedP3(make_net(), 5), "got an int as its config"),
     "resume from nowhere": (lambda: FedP3(make_net(), resume=True), "out='FOLDER'"),
     "no app": (lambda: fedp3_client(make_net, load, load), "as its app"),
     "an instance": (lambda: fedp3_client(ClientApp(), make_net(), load), "pass what makes it"),

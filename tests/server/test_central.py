@@ -173,11 +173,18 @@ def test_under_ldp_c_is_free_and_the_statement_does_not_speak_of_it() -> None:
 
 
 def test_a_sample_that_cannot_be_scored_ends_the_run_in_words() -> None:
-    tokens, labels = torch.arange(40) % 8, torch.arange(40) % 2
-    embed = nn.Sequential(nn.Embedding(8, 4), nn.Flatten(), nn.Linear(4, 2))
-    test = (torch.tensor([[1], [2], [99]]), torch.tensor([0, 1, 0]))
-    with pytest.raises(RunError, match="cannot be scored on the central test set: IndexError"):
-        fedp3.run(embed, (tokens[:, None], labels), test=test, run={"rounds": 1})
+    test = (torch.cat([TEST[0][:2], TEST[0][2:3] + 1e6]), TEST[1][:3])
+    with pytest.raises(RunError, match="cannot be scored on the central test set: ValueError: no"):
+        fedp3.run(nn.Sequential(Picky(), *net()), TRAIN, test=test, **SETTINGS)
+
+
+class Picky(nn.Module):
+    """A layer that computes nothing of large numbers."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if not torch.jit.is_tracing() and bool((x > 1e5).any()):
+            raise ValueError("no number is so large")
+        return x
 
 
 def test_a_test_set_that_does_not_fit_is_refused_before_training() -> None:

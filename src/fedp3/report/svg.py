@@ -20,7 +20,7 @@ from fedp3.report.runs import Point
 M = Markup
 MARKED_POINTS = 24  # a line with more points has no markers
 BAR_STEP = 3.0  # pixels between the bars of two lines at one point
-NEAR = 0.006  # of the y axis: lines no farther apart hide each other
+NEAR = 0.015  # of the y axis: lines no farther apart hide each other
 COLOURS = 8  # in the style sheet: c0, c1, ...
 
 
