@@ -33,13 +33,12 @@ def check_arguments(model: object, on_round: object, settings: Mapping[str, Any]
             "the model is scripted, and its layers cannot be followed; pass the "
             "nn.Module that it was scripted from"
         )
-    try:
-        model.train(model.training)
-    except NotImplementedError:
+    if isinstance(model, torch.fx.GraphModule) and "train" in vars(model):
+        # torch.export replaces this method by one that raises.
         raise InputError(
             "the model is exported, and can no longer be trained; pass the nn.Module that it was "
             "exported from"
-        ) from None
+        )
     if on_round is not None and not callable(on_round):
         raise InputError(f"on_round is {type_of(on_round)}, want a function of one record")
     for section, what in (("data", "data set"), ("model", "model")):

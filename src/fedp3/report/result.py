@@ -13,6 +13,7 @@ from fedp3.core.errors import InputError
 from fedp3.core.scores import Score, score_of
 from fedp3.core.types import Params
 from fedp3.experiment.experiment import Experiment
+from fedp3.report import text
 from fedp3.report.page import write_report
 from fedp3.runs.export import export
 from fedp3.runs.history import History
@@ -179,7 +180,8 @@ class Result:
     def __repr__(self) -> str:
         result = self.outcome.result
         scores = ", ".join(f"{k} {self.score.text(v)}" for k, v in self.scores.items())
-        traffic = f"{result['mb_up']:.3g} MB up, {result['mb_down']:.3g} MB down"
+        up, down = (text.mb(result[key]).replace(text.NBSP, " ") for key in ("mb_up", "mb_down"))
+        traffic = f"{up} up, {down} down"
         if result["rejected"]:
             traffic += f", {result['rejected']} updates rejected"
         stopped = f", stopped: {result['stopped']}" if result.get("stopped") else ""
