@@ -169,8 +169,14 @@ def lead_table(scene: str) -> Iterator[str]:
         if d is None:
             continue
         p = adjusted.get((row, share))
-        shown_p = "not judged" if row in REPORTED_ONLY else "–" if p is None else f"{p:.3f}"
+        shown_p = "not judged" if row in REPORTED_ONLY else _p(p)
         yield f"| {row} | {100 * share:g} % | {d.seeds} | {shown(d)} | {shown_p} |"
+
+
+def _p(p: float | None) -> str:
+    if p is None:
+        return "–"
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
 
 
 def part_table(scene: str) -> Iterator[str]:
@@ -264,15 +270,10 @@ SUMMARY_ROWS: Mapping[str, str] = {
 
 
 def summary_table() -> Iterator[str]:
-    """One line a method: G at both budgets, and bytes and fleet seconds to FedAvg's final G."""
-    yield (
-        "| | "
-        + " | ".join(
-            f"{name}: seeds | 2.5 % | 5 % | bytes | fleet s" for name in SUMMARY_SCENES.values()
-        )
-        + " |"
-    )
-    yield "|---|" + "---:|" * (5 * len(SUMMARY_SCENES))
+    """One line a method: G at both budgets, and the bytes to FedAvg's final G."""
+    columns = [f"{name}: 2.5 % | 5 % | bytes" for name in SUMMARY_SCENES.values()]
+    yield f"| | {' | '.join(columns)} |"
+    yield "|---|" + "---:|" * (3 * len(SUMMARY_SCENES))
     for row, name in SUMMARY_ROWS.items():
         cells = [cell for scene in SUMMARY_SCENES for cell in _summary_cells(scene, row)]
         if set(cells) != {"–"}:
@@ -280,22 +281,24 @@ def summary_table() -> Iterator[str]:
 
 
 def _summary_cells(scene: str, row: str) -> list[str]:
+    """The cells of a scene; ¹ marks those of a single seed."""
     targets = {seed: final(run["curve"]) for seed, run in runs_of(scene, BASE).items()}
     runs = {seed: run for seed, run in runs_of(scene, row).items() if seed in targets}
     if not runs:
-        return ["–"] * 5
-    budgets = [
+        return ["–"] * 3
+    cells = [
         _mean([at_bytes(run["curve"], share * run["base"]) for run in runs.values()])
         for share in BUDGETS
     ]
     ends = [reached(run["curve"], targets[seed]) for seed, run in runs.items()]
     known = [end for end in ends if end is not None]
-    if not known:
-        return [str(len(runs)), *budgets, "never", "–"]
-    some = "" if len(known) == len(runs) else f" ({len(known)} of {len(runs)})"
-    share = 100 * fmean(map(spent, known)) / fmean(run["base"] for run in runs.values())
-    seconds = fmean(end[4] for end in known)
-    return [str(len(runs)), *budgets, f"{share:.3g}{some}", f"{seconds:.0f}"]
+    if known:
+        some = "" if len(known) == len(runs) else f" ({len(known)} of {len(runs)})"
+        share = 100 * fmean(map(spent, known)) / fmean(run["base"] for run in runs.values())
+        cells.append(f"{share:.3g}{some}")
+    else:
+        cells.append("never")
+    return [cell if cell == "–" or len(runs) > 1 else f"{cell}¹" for cell in cells]
 
 
 def page() -> Iterator[str]:
@@ -319,14 +322,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--rows", default=",".join(ROWS), help="rows of the figure")
     parser.add_argument("--out", type=Path, help="write all tables of all scenes to this file")
     options = parser.parse_args(arguments)
+    if options.figure is not None:
+        figure(options.scene or "fashion-classes", options.rows.split(","), options.figure)
     if options.out is not None:
         options.out.write_text("\n".join(page()) + "\n")
         return
     makes = (main_table, lead_table, part_table)
     lines = summary_table() if options.scene is None else _joined(options.scene, makes)
     print("\n".join(lines))
-    if options.figure is not None:
-        figure(options.scene or "fashion-classes", options.rows.split(","), options.figure)
 
 
 def _joined(scene: str, makes: Sequence[Callable[[str], Iterator[str]]]) -> Iterator[str]:
