@@ -223,7 +223,7 @@ def figure(scene: str, rows: Sequence[str], path: Path) -> None:
     }
     picture, panels = plt.subplots(2, len(axes), figsize=(15, 6.5), sharey="row", squeeze=False)
     for row in rows:
-        run = runs_of(scene, row).get(0)
+        run, name = runs_of(scene, row).get(0), SUMMARY_ROWS.get(row, row).strip("*")
         if run is None:
             continue
         for place, (label, value) in enumerate(axes.items()):
@@ -231,7 +231,7 @@ def figure(scene: str, rows: Sequence[str], path: Path) -> None:
                 panel = panels[side][place]
                 xs = [value(p, run) for p in run[score]]
                 panel.plot(
-                    xs, [100 * p[-1] for p in run[score]], label=row, lw=1.2, marker="." * side
+                    xs, [100 * p[-1] for p in run[score]], label=name, lw=1.2, marker="." * side
                 )
                 panel.set_xlabel(label)
                 if place == 0:
