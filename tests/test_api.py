@@ -585,7 +585,8 @@ def test_a_figure_shows_accuracy_and_loss_and_can_be_written(finished, tmp_path)
 def test_a_result_is_readable_in_a_shell_and_in_a_notebook(finished):
     result = finished[0]
     text = repr(result)
-    assert text.startswith("<Result fedp3: 4 rounds, G ") and "kB up, " in text and "kB down" in text
+    assert text.startswith("<Result fedp3: 4 rounds, G ")
+    assert "kB up, " in text and "kB down" in text
     html = result._repr_html_()
     assert html.startswith("<table>") and html.endswith("</table>")
     assert f"<td>{result.model_sha256[:16]}</td>" in html
