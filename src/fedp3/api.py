@@ -50,8 +50,8 @@ from fedp3.runs.callbacks import Callback, check_callbacks, check_score
 from fedp3.runs.extension import extended
 from fedp3.runs.history import History
 from fedp3.runs.progress import maybe_rounds
+from fedp3.runs.round_warnings import OnRound
 from fedp3.runs.run_folder import as_event, read_events
-from fedp3.runs.session import OnRound
 from fedp3.server.aggregators import AGGREGATORS
 from fedp3.server.context import RoundRecord
 

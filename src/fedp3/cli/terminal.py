@@ -16,7 +16,7 @@ from rich.table import Table
 from fedp3.core.scores import score_of
 
 if TYPE_CHECKING:
-    from fedp3.runs.session import OnRound
+    from fedp3.runs.round_warnings import OnRound
 
 SIMULATED = {"seeded": ", simulation only: whoever knows run.seed can remove the noise"}
 GAP, EDGES = 3, 2  # columns between two cells of a table, and left and right of it

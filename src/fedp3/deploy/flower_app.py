@@ -38,6 +38,7 @@ from fedp3.privacy.mechanism import mechanism_of
 from fedp3.privacy.requirements import refused_deployment
 from fedp3.runs import existing, session
 from fedp3.runs.callbacks import Callback
+from fedp3.runs.round_warnings import OnRound
 from fedp3.runs.session import Outcome
 from fedp3.server.context import RoundRecord
 
@@ -255,7 +256,7 @@ def _check_permit(permit: Permit, config: Config) -> None:
         raise InputError(f"the permit ended at {permit.until}; sign a new one")
 
 
-def _log_round(rounds: int) -> session.OnRound:
+def _log_round(rounds: int) -> OnRound:
     def line(r: RoundRecord) -> None:
         clients = f"ok {len(r.accepted)} late {len(r.late)} rejected {len(r.rejected)}"
         loss = "-" if r.loss is None else f"{r.loss:.3f}"

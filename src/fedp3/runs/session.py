@@ -6,7 +6,6 @@ A round is recorded before it is checkpointed, and a resumed run cuts its record
 checkpoint: after any crash the two agree, and no round is lost or counted twice.
 """
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -22,7 +21,7 @@ from fedp3.config import Config
 from fedp3.config.plugins import Plugin, plugin_records
 from fedp3.core.files import locked, read_json, write_json
 from fedp3.core.hashing import model_sha256
-from fedp3.core.types import ClientState, Params, RejectionCode
+from fedp3.core.types import ClientState, Params
 from fedp3.engines.base import Engine, States
 from fedp3.experiment.budgets import with_noise
 from fedp3.experiment.experiment import Experiment
@@ -52,6 +51,7 @@ from fedp3.runs.existing import (
 )
 from fedp3.runs.extension import extend
 from fedp3.runs.history import History
+from fedp3.runs.round_warnings import OnRound, Tell, divergence_warning, failure_warning
 from fedp3.runs.run_folder import (
     as_event,
     create,
@@ -65,12 +65,7 @@ from fedp3.server.context import RoundRecord, ServerContext, ServerState
 from fedp3.server.rounds import run
 from fedp3.server.scoring import finish, initial_scores
 
-DIVERGED = 1e3  # a training loss of this many times that of guessing
-
-
-OnRound = Callable[[RoundRecord], None]
 StartEngine = Callable[[Experiment, States | None], Engine]
-Tell = Callable[[str], None]
 # events of all rounds so far -> the reason to stop, or None
 Stop = Callable[[Sequence[Mapping[str, Any]]], str | None]
 # (run, events of earlier rounds) -> a context in which rounds are shown as they end
@@ -200,9 +195,9 @@ def _train_from(
         events = read_events(folder)
         states = States({i: dict(rounds) for i, rounds in checkpoint.clients.items()})
         start = checkpoint.state
-    warnings = [_failure_warning(warn)]
+    warnings = [failure_warning(warn)]
     if experiment.client.data.classes:  # otherwise nobody knows the loss of guessing
-        warnings.append(_divergence_warning(experiment.client.data.classes, warn))
+        warnings.append(divergence_warning(experiment.client.data.classes, warn))
     outcome = None
     call_begin(
         callbacks, RunStart(config=experiment.config, folder=folder, history=History(events))
@@ -226,42 +221,6 @@ def _train_from(
     finally:
         call_end(callbacks, None if outcome is None else outcome.result)
     return outcome
-
-
-def _divergence_warning(classes: int, warn: Tell) -> OnRound:
-    """A function that is called with every round, and warns once that training diverges."""
-    guessing = math.log(max(classes, 2))
-    told = False
-
-    def on_round(record: RoundRecord) -> None:
-        nonlocal told
-        if not told and record.loss is not None and not record.loss <= DIVERGED * guessing:
-            told = True
-            warn(
-                f"training diverges: the loss of round {record.t + 1} is {record.loss:.3g}, that "
-                f"of guessing {guessing:.3g}. Lower local.lr, or scale the inputs"
-            )
-
-    return on_round
-
-
-def _failure_warning(warn: Tell) -> OnRound:
-    """A function that is called with every round, and warns once that a client's code fails."""
-    told = False
-
-    def on_round(record: RoundRecord) -> None:
-        nonlocal told
-        failed = [(i, r) for i, r in record.rejected.items() if r.code == RejectionCode.FAILED]
-        if failed and not told:
-            told = True
-            client, rejection = failed[0]
-            others = f", like {len(failed) - 1} more" if len(failed) > 1 else ""
-            warn(
-                f"client {client}{others} failed in round {record.t + 1}, and is left out of it: "
-                f"{rejection.text}"
-            )
-
-    return on_round
 
 
 def _recorded_noise(folder: Path) -> float | None:

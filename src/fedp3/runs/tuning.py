@@ -21,7 +21,7 @@ from fedp3.data.shards import Shard
 from fedp3.engines.catalogue import make_engine
 from fedp3.experiment.assemble import assemble
 from fedp3.experiment.experiment import Experiment
-from fedp3.runs.session import OnRound
+from fedp3.runs.round_warnings import OnRound
 from fedp3.server.context import RoundRecord
 from fedp3.server.gate import METRIC_MOST
 from fedp3.server.rounds import run
