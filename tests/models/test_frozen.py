@@ -10,7 +10,14 @@ import fedp3
 from fedp3.core.errors import InputError
 from fedp3.core.hashing import model_sha256
 from fedp3.costs.compute import flops, measure
-from fedp3.models.frozen import copy_network, freeze, frozen_sha256, frozen_tensors, thaw
+from fedp3.models.frozen import (
+    copy_network,
+    freeze,
+    frozen_sha256,
+    frozen_tensors,
+    tensors_named,
+    thaw,
+)
 from fedp3.models.layer_map import layer_map
 from fedp3.models.shrinking import shrink_net
 from fedp3.planning.client_plans import PlanSettings, client_plans
@@ -145,3 +152,15 @@ def test_a_run_neither_sends_nor_changes_what_is_frozen_and_exports_it(data, tmp
 def test_wrong_names_are_refused_before_training(names, text, data):
     with pytest.raises(InputError, match=text):
         fedp3.run(net(), data, model={"frozen": names}, **RUN)
+
+
+def test_a_module_called_head_comes_before_the_last_layer() -> None:
+    net = nn.Sequential()
+    net.add_module("body", nn.Linear(4, 4))
+    net.add_module("head", nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 2)))
+    layers = {"body": ("body.weight",), "a": ("head.0.weight",), "b": ("head.2.weight",)}
+    inside = ["head.0.weight", "head.0.bias", "head.2.weight", "head.2.bias"]
+    assert tensors_named(net, layers, ["head"], "here") == inside
+    plain = nn.Sequential(nn.Linear(4, 3), nn.Linear(3, 2))
+    layers = {"0": ("0.weight", "0.bias"), "1": ("1.weight", "1.bias")}
+    assert tensors_named(plain, layers, ["head"], "here") == ["1.weight", "1.bias"]

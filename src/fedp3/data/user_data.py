@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.utils import data as torch_data
 
-from fedp3.core.errors import DataError, type_of
+from fedp3.core.errors import DataError, first_line, type_of
 from fedp3.data.dataset import Dataset
 from fedp3.data.inputs import Inputs, combine, map_tensors, tensors_of
 from fedp3.data.labels import labels_and_names
@@ -88,7 +88,7 @@ def _as_tensor(values: Any, name: str, what: str) -> Tensor:
             values = np.ascontiguousarray(values, values.dtype.newbyteorder("="))
         found = torch.as_tensor(values).detach()
     except Exception as error:  # torch and NumPy raise many kinds for values that are no numbers
-        text = (str(error).strip().splitlines() or [""])[0]
+        text = first_line(error)
         stacked = isinstance(values, Sequence) and any(isinstance(v, Tensor) for v in values)
         hint = f"; pass torch.stack({what})" if stacked else ""
         raise DataError(

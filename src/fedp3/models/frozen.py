@@ -152,8 +152,8 @@ def tensors_named(
     for name in names:
         inside = (
             layers.get(name)
-            or layers.get(roles.get(name, ""))
             or [n for n in tensors if n == name or n.startswith(f"{name}.")]
+            or layers.get(roles.get(name, ""))
         )
         if not inside:
             raise InputError(
